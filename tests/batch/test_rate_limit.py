@@ -59,15 +59,11 @@ def test_no_minute_has_more_requests_than_allowed(limit: int, gaps: list[float])
 
 
 async def test_tokens_per_minute_are_limited() -> None:
-    """The first request sets the expected token count, and each minute stays within the limit."""
+    """Each minute, with the expected tokens of pending requests, is within the limit; a larger one is sent alone."""
     clock = FakeClock()
     pace = RateLimiter(tokens=1000, clock=clock, sleep=clock.sleep)
     times = await send_requests(pace, clock, [400] * 6)
     assert [time - 1000 for time in times] == pytest.approx([0, 0, 60, 60, 120, 120])
-
-
-async def test_pending_requests_count_with_expected_tokens() -> None:
-    """A request waits while pending requests are expected to use the limit."""
     clock = FakeClock()
     pace = RateLimiter(tokens=1000, clock=clock, sleep=clock.sleep)
     await send_requests(pace, clock, [400])
@@ -76,6 +72,10 @@ async def test_pending_requests_count_with_expected_tokens() -> None:
         before = clock.now
         await send_requests(pace, clock, [1])
         assert clock.now - before >= 60
+    clock = FakeClock()
+    pace = RateLimiter(tokens=10, clock=clock, sleep=clock.sleep)
+    times = await send_requests(pace, clock, [500, 500])
+    assert [time - 1000 for time in times] == pytest.approx([0, 60])
 
 
 async def test_retry_after_delays_all_requests(kedge_server: TestServer) -> None:
@@ -111,23 +111,11 @@ async def test_every_request_of_a_line_counts(kedge_server: TestServer) -> None:
 
 
 async def test_pause_delays_all_requests() -> None:
-    """No request is sent until the pause is over."""
+    """No request is sent until a pause is over; without limits none waits, and a negative limit is rejected."""
     clock = FakeClock()
     pace = RateLimiter(clock=clock, sleep=clock.sleep)
     pace.pause(30)
     assert await send_requests(pace, clock, [1]) == [pytest.approx(1030)]
-
-
-async def test_request_above_limit_is_sent_alone() -> None:
-    """A request above the limit is sent alone, because it would otherwise wait forever."""
-    clock = FakeClock()
-    pace = RateLimiter(tokens=10, clock=clock, sleep=clock.sleep)
-    times = await send_requests(pace, clock, [500, 500])
-    assert [time - 1000 for time in times] == pytest.approx([0, 60])
-
-
-async def test_requests_do_not_wait_without_limits() -> None:
-    """Without limits no request waits, and a negative limit is rejected."""
     clock = FakeClock()
     pace = RateLimiter(clock=clock, sleep=clock.sleep)
     assert await send_requests(pace, clock, [10**9] * 3) == [1000.0] * 3

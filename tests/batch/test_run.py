@@ -61,7 +61,7 @@ def read_results(batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
 async def test_every_line_is_a_conversation(
     batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
-    """A line has one or several turns, and its own instructions and parameters."""
+    """A line has one or several turns, its own instructions, and parameters that override those of the batch."""
     file = write_prompts(
         tmp_path,
         {"id": "one", "prompt": "What is 2 + 3?"},
@@ -83,14 +83,10 @@ async def test_every_line_is_a_conversation(
         assert (await store.conversation(results["two"]["conversation"])).data["batch"][
             "line"
         ] == "two"
-
-
-async def test_parameters_of_a_line_override_those_of_the_batch(
-    batch: dict[str, Any], server: TestServer, tmp_path: Path
-) -> None:
-    """A line is sent with the parameters of the batch, except for those that it has itself."""
     file = write_prompts(tmp_path, {"prompt": "Hi", "params": {"temperature": 0.5}})
-    await run_batch(file, **batch, params={"temperature": 1.0, "top_p": 0.9})
+    await run_batch(
+        file, **{**batch, "out": tmp_path / "own.jsonl"}, params={"temperature": 1.0, "top_p": 0.9}
+    )
     sent = server.requests[-1].body
     assert (sent["temperature"], sent["top_p"]) == (0.5, 0.9)
 
@@ -215,26 +211,22 @@ async def test_changed_prompt_is_rejected(batch: dict[str, Any], server: TestSer
         await run_batch([BatchLine("a", ("One",)), BatchLine("a", ("Two",))], **batch)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"prompts": ("What is 5 + 5?",)},
-        {"system": "Be brief."},
-        {"params": {"temperature": 0}},
-        {"params": {"text": {"format": {"type": "json_object"}}}},
-        {"model": "practice"},
-    ],
-)
 async def test_result_is_valid_only_for_the_same_request(
-    changed: dict[str, Any], batch: dict[str, Any], server: TestServer
+    batch: dict[str, Any], server: TestServer
 ) -> None:
     """A line with other prompts, instructions, params or model is neither skipped nor sent."""
     line = BatchLine("a", ("What is 2 + 3?",))
     await run_batch([line], **batch)
-    summary = await run_batch([replace(line, **changed)], **batch)
-    assert (summary.skipped, summary.failed, summary.errors) == (0, 1, {"KeyReused": 1})
-    assert "give the line a new id" in read_results(batch)["a"]["error"]
-    assert len(server.requests) == 1
+    json_format = {"text": {"format": {"type": "json_object"}}}
+    changes: list[dict[str, Any]] = [
+        *({"prompts": ("What is 5 + 5?",)}, {"system": "Be brief."}, {"model": "practice"}),
+        *({"params": {"temperature": 0}}, {"params": json_format}),
+    ]
+    for changed in changes:
+        summary = await run_batch([replace(line, **changed)], **batch)
+        assert (summary.skipped, summary.failed, summary.errors) == (0, 1, {"KeyReused": 1})
+        assert "give the line a new id" in read_results(batch)["a"]["error"]
+        assert len(server.requests) == 1
     repeated = await run_batch([line], **batch)
     assert (repeated.completed, len(server.requests)) == (1, 1)
 
@@ -284,47 +276,47 @@ async def test_concurrency_is_limited(batch: dict[str, Any], server: TestServer)
     assert events[-1].completed == 30
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "line 1 of prompts.jsonl is not valid JSON"),
-        ("[]", "must be a JSON object"),
-        ('{"id": "a"}', "needs either a prompt or prompts"),
-        ('{"prompt": "a", "prompts": ["b"]}', "needs either"),
-        ('{"prompts": []}', "one or more"),
-        ('{"prompts": ["a", ""]}', "not empty"),
-        ('{"prompt": "a", "promt": 1}', "unknown member 'promt'"),
-        ('{"prompt": "a", "id": ""}', "id must be a text"),
-        ('{"prompt": "a", "system": 1}', "system must be a text"),
-        ('{"prompt": "a", "params": 1}', "params must be an object"),
-        ('{"prompt": "a", "params": {"key": "k"}}', "has 'key', which is not a request parameter"),
-        ('{"prompt": "a", "params": {"keep": 0}}', "has 'keep', which is not a request parameter"),
-        ('{"prompt": "a", "params": {"self": 0}}', "has 'self', which is not a request parameter"),
-        (
-            '{"prompt": "a", "params": {"ephemeral": 5}}',
-            "params.ephemeral must be a text or a list",
-        ),
-        ('{"prompt": "a", "params": {"tools": null}}', "params.tools must be a list"),
-        ('{"prompt": "a", "params": {"model": 5}}', "params.model must be a text"),
-        ('{"prompt": "a", "params": {"text": "x"}}', "params.text must be an object"),
-        (
-            '{"prompt": "a", "params": {"top_p": NaN}}',
-            "line 1 of prompts.jsonl: params.top_p: nan is",
-        ),
-        ("[" * 200_000, "line 1 of prompts.jsonl is not valid JSON"),
-        ('{"prompt": "a", "id": "\\ud800"}', "id contains a lone surrogate"),
-        ('{"prompt": "a", "id": "1"}\n{"prompt": "b", "id": 1}', "has the same id '1' as line 1"),
-    ],
-)
+INVALID_LINES = [
+    ("{", "line 1 of prompts.jsonl is not valid JSON"),
+    ("[]", "must be a JSON object"),
+    ('{"id": "a"}', "needs either a prompt or prompts"),
+    ('{"prompt": "a", "prompts": ["b"]}', "needs either"),
+    ('{"prompts": []}', "one or more"),
+    ('{"prompts": ["a", ""]}', "not empty"),
+    ('{"prompt": "a", "promt": 1}', "unknown member 'promt'"),
+    ('{"prompt": "a", "id": ""}', "id must be a text"),
+    ('{"prompt": "a", "system": 1}', "system must be a text"),
+    ('{"prompt": "a", "params": 1}', "params must be an object"),
+    ('{"prompt": "a", "params": {"key": "k"}}', "has 'key', which is not a request parameter"),
+    ('{"prompt": "a", "params": {"keep": 0}}', "has 'keep', which is not a request parameter"),
+    ('{"prompt": "a", "params": {"self": 0}}', "has 'self', which is not a request parameter"),
+    (
+        '{"prompt": "a", "params": {"ephemeral": 5}}',
+        "params.ephemeral must be a text or a list",
+    ),
+    ('{"prompt": "a", "params": {"tools": null}}', "params.tools must be a list"),
+    ('{"prompt": "a", "params": {"model": 5}}', "params.model must be a text"),
+    ('{"prompt": "a", "params": {"text": "x"}}', "params.text must be an object"),
+    (
+        '{"prompt": "a", "params": {"top_p": NaN}}',
+        "line 1 of prompts.jsonl: params.top_p: nan is",
+    ),
+    ("[" * 200_000, "line 1 of prompts.jsonl is not valid JSON"),
+    ('{"prompt": "a", "id": "\\ud800"}', "id contains a lone surrogate"),
+    ('{"prompt": "a", "id": "1"}\n{"prompt": "b", "id": 1}', "has the same id '1' as line 1"),
+]
+
+
 async def test_invalid_line_is_reported_before_sending(
-    text: str, message: str, batch: dict[str, Any], server: TestServer, tmp_path: Path
+    batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
     """The error has the number of the line and the problem."""
     file = tmp_path / "prompts.jsonl"
-    file.write_text(text)
-    with pytest.raises(InvalidBatch) as exc_info:
-        await run_batch(file, **batch)
-    assert message in str(exc_info.value)
+    for text, message in INVALID_LINES:
+        file.write_text(text)
+        with pytest.raises(InvalidBatch) as exc_info:
+            await run_batch(file, **batch)
+        assert message in str(exc_info.value)
     assert not server.requests
 
 
@@ -340,15 +332,13 @@ async def test_unusable_files_are_reported(batch: dict[str, Any], tmp_path: Path
         await run_batch([], **batch, concurrency=0)
 
 
-@pytest.mark.parametrize(
-    "text", ["my diary", "my diary\n", '{"id": "a", "prompt": "Hi"}', '{"id": 1, "a']
-)
-async def test_file_of_another_program_is_unchanged(text: str, batch: dict[str, Any]) -> None:
+async def test_file_of_another_program_is_unchanged(batch: dict[str, Any]) -> None:
     """Only a partial result is removed from the end of a file, not another line without a line break."""
-    batch["out"].write_text(text)
-    with pytest.raises(InvalidBatch, match="is not a result of a batch"):
-        await run_batch([BatchLine("a", ("Hi",))], **batch)
-    assert batch["out"].read_text() == text
+    for text in ("my diary", "my diary\n", '{"id": "a", "prompt": "Hi"}', '{"id": 1, "a'):
+        batch["out"].write_text(text)
+        with pytest.raises(InvalidBatch, match="is not a result of a batch"):
+            await run_batch([BatchLine("a", ("Hi",))], **batch)
+        assert batch["out"].read_text() == text
 
 
 def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:
@@ -373,19 +363,26 @@ def test_full_disk_is_reported_with_remedy(monkeypatch: pytest.MonkeyPatch, tmp_
         assert "b" in results.load()
 
 
-@pytest.mark.parametrize("length", range(0, 130, 13))
-def test_partial_last_line_is_removed(length: int, tmp_path: Path) -> None:
-    """Complete lines before a truncated one are retained, and new lines are complete."""
+def test_partial_last_line_is_removed(tmp_path: Path) -> None:
+    """Complete lines before a truncated one are retained, also one without its line break, and new ones complete."""
+    for length in range(0, 130, 13):
+        file = tmp_path / f"{length}.jsonl"
+        with ResultsFile(file) as results:
+            for name in ("a", "b"):
+                results.append(LineResult(name, "completed", ("x" * 20,), cost=0.5))
+        file.write_bytes(file.read_bytes()[:length])
+        complete = file.read_bytes().count(b"\n")
+        with ResultsFile(file) as results:
+            assert len(results.load()) == complete
+            results.append(LineResult("c", "failed", error="no", kind="ServerFailed"))
+            assert list(results.load()) == [*("a", "b")[:complete], "c"]
     file = tmp_path / "out.jsonl"
     with ResultsFile(file) as results:
-        for name in ("a", "b"):
-            results.append(LineResult(name, "completed", ("x" * 20,), cost=0.5))
-    file.write_bytes(file.read_bytes()[:length])
-    complete = file.read_bytes().count(b"\n")
+        results.append(LineResult("a", "completed", ("é",)))
+    file.write_bytes(file.read_bytes().removesuffix(b"\n"))
     with ResultsFile(file) as results:
-        assert len(results.load()) == complete
-        results.append(LineResult("c", "failed", error="no", kind="ServerFailed"))
-        assert list(results.load()) == [*("a", "b")[:complete], "c"]
+        results.append(LineResult("b", "completed"))
+        assert list(results.load()) == ["a", "b"]
 
 
 async def test_exception_of_any_kind_ends_the_batch(batch: dict[str, Any]) -> None:
@@ -400,17 +397,6 @@ async def test_exception_of_any_kind_ends_the_batch(batch: dict[str, Any]) -> No
     lines = [BatchLine(name, ("Call stop with {}",)) for name in ("a", "b")]
     with pytest.raises(Stop):
         await run_batch(lines, **batch, runner=AsyncioRunner(tools=[stop]))
-
-
-def test_last_line_without_line_break_is_retained(tmp_path: Path) -> None:
-    """A complete result whose line break is missing, such as after an edit, is not removed."""
-    file = tmp_path / "out.jsonl"
-    with ResultsFile(file) as results:
-        results.append(LineResult("a", "completed", ("é",)))
-    file.write_bytes(file.read_bytes().removesuffix(b"\n"))
-    with ResultsFile(file) as results:
-        results.append(LineResult("b", "completed"))
-        assert list(results.load()) == ["a", "b"]
 
 
 CHILD_SCRIPT = """
@@ -454,15 +440,9 @@ async def test_line_with_schema_has_valid_json_answers(
 ) -> None:
     """Invalid answers are requested again, and the schema is part of the line's fingerprint."""
     number = {"type": "integer"}
-    file = write_prompts(
-        tmp_path,
-        {
-            "id": "a",
-            "prompts": ["What is 2 + 3?", "First invalid: What is 3 + 4?"],
-            "schema": number,
-        },
-        {"id": "b", "prompt": "Always invalid: Hello", "schema": number},
-    )
+    prompts = ["What is 2 + 3?", "First invalid: What is 3 + 4?"]
+    second = {"id": "b", "prompt": "Always invalid: Hello", "schema": number}
+    file = write_prompts(tmp_path, {"id": "a", "prompts": prompts, "schema": number}, second)
     await run_batch(file, **batch)
     results = read_results(batch)
     assert results["a"]["answers"] == ["5", "7"]

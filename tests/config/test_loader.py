@@ -21,19 +21,18 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_precedence_of_sources(file: Path) -> None:
-    """A flag overrides the environment, which overrides the file, and each value has its source."""
+    """A flag overrides the environment, which overrides the file; an empty variable is treated as unset."""
     config = Config(file, read_config_file(file), {"KEDGE_SERVE_PORT": "9001"})
     assert config.find("serve.port", 9002).source == "flag"
     setting = config.find("serve.port")
-    assert (setting.value, setting.source, setting.location) == (
-        9001,
-        "environment",
-        "KEDGE_SERVE_PORT",
-    )
+    found = (setting.value, setting.source, setting.location)
+    assert found == (9001, "environment", "KEDGE_SERVE_PORT")
     setting = config.find("model")
     assert (setting.value, setting.source, setting.location) == ("xai:grok-4", "file", str(file))
     assert config.find("serve.host").source == "default"
     assert config["serve.host"] == "127.0.0.1"
+    empty = Config(file, {}, {"KEDGE_MODEL": ""})
+    assert empty.find("model").source == "default"
 
 
 def test_missing_file_is_an_error_only_if_configured(
@@ -46,12 +45,6 @@ def test_missing_file_is_an_error_only_if_configured(
     monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "nowhere.toml"))
     with pytest.raises(InvalidSetting, match="named by KEDGE_CONFIG, does not exist"):
         load_config()
-
-
-def test_empty_variable_is_ignored(file: Path) -> None:
-    """An empty environment variable is treated as unset."""
-    config = Config(file, {}, {"KEDGE_MODEL": ""})
-    assert config.find("model").source == "default"
 
 
 @pytest.mark.parametrize(
@@ -110,30 +103,21 @@ def test_unreadable_file_is_reported(file: Path) -> None:
         load_config()
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("serve.port", "0", 0),
-        ("serve.pace", "0.5", 0.5),
-        ("trace", "Yes", True),
-        ("trace", "off", False),
-        ("mode", "stateless", "stateless"),
-    ],
-)
-def test_variables_are_parsed_by_type(name: str, text: str, value: object) -> None:
-    """Numbers, switches and choices are parsed by the type of the setting."""
-    assert SETTINGS[name].parse(text, "X") == value
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("serve.port", "x"), ("serve.port", "1.5"), ("trace", "perhaps"), ("serve.pace", "-1")],
-)
-def test_invalid_variable_is_named(name: str, text: str) -> None:
-    """The error names the environment variable with the invalid value."""
-    config = Config(Path("x"), {}, {SETTINGS[name].env: text})
-    with pytest.raises(InvalidSetting, match=f"{SETTINGS[name].env} must be"):
-        config.find(name)
+def test_variables_are_parsed_by_type() -> None:
+    """Numbers, switches and choices are parsed by the type of the setting; the error names the variable."""
+    valid = [("serve.port", "0", 0), ("serve.pace", "0.5", 0.5), ("mode", "stateless", "stateless")]
+    for name, text, value in (*valid, ("trace", "Yes", True), ("trace", "off", False)):
+        assert SETTINGS[name].parse(text, "X") == value
+    invalid = [
+        ("serve.port", "x"),
+        ("serve.port", "1.5"),
+        ("trace", "perhaps"),
+        ("serve.pace", "-1"),
+    ]
+    for name, text in invalid:
+        variable = SETTINGS[name].env
+        with pytest.raises(InvalidSetting, match=f"{variable} must be"):
+            Config(Path("x"), {}, {variable: text}).find(name)
 
 
 @for_each(
@@ -161,7 +145,7 @@ def test_unknown_variables_are_listed(variable: str, similar: str) -> None:
 
 
 def test_secrets_are_masked() -> None:
-    """Secrets are masked in display values, reprs and errors, as are passwords in URLs."""
+    """Secrets are masked in values, reprs and errors, and passwords in every form of an address."""
     config = Config(Path("x"), {}, {"KEDGE_SERVER_TOKEN": TOKEN})
     setting = config.find("serve.token")
     assert setting.display_value == "pla…cdef"
@@ -178,36 +162,25 @@ def test_secrets_are_masked() -> None:
     with pytest.raises(InvalidSetting) as exc_info:
         SETTINGS["serve.token"].check(4711, "serve.token")
     assert "4711" not in str(exc_info.value)
-
-
-def test_url_without_password_is_unchanged() -> None:
-    """A URL with a port, or a model name that contains an at sign, is not changed."""
     for address in ("responses:http://127.0.0.1:8484/v1#claude@1", "postgresql://ada@db/kedge"):
         assert mask_url(address) == address
-
-
-@pytest.mark.parametrize(
-    ("secret", "shown"), [("", ""), ("short", "…"), ("x" * 19, "…"), ("abc" + "x" * 20, "abc…xxxx")]
-)
-def test_short_secret_is_masked_completely(secret: str, shown: str) -> None:
-    """A long secret shows its first and last characters, so that it can be recognized."""
-    assert mask(secret) == shown
-
-
-@for_each(
-    "address",
-    [
-        "postgresql://u:planted@h/d",
-        "postgresql://u:planted@odd@h/d",
-        "postgresql://h/d?user=u&password=planted",
-        "host=h password=planted dbname=d",
+    for secret, masked in (
+        ("", ""),
+        ("short", "…"),
+        ("x" * 19, "…"),
+        ("abc" + "x" * 20, "abc…xxxx"),
+    ):
+        assert mask(secret) == masked
+    for address in (
+        *(
+            "postgresql://u:planted@h/d",
+            "postgresql://u:planted@odd@h/d",
+            "postgresql://:planted@h",
+        ),
+        *("postgresql://h/d?user=u&password=planted", "host=h password=planted dbname=d"),
         "host=h password='planted word' dbname=d",
-        "postgresql://:planted@h",
-    ],
-)
-def test_password_is_masked_in_every_address_format(address: str) -> None:
-    """The password is masked before the host, as a parameter, and in a libpq connection string."""
-    shown = mask_url(address)
-    assert "planted" not in shown
-    assert "word'" not in shown
-    assert "h" in shown
+    ):
+        shown = mask_url(address)
+        assert "planted" not in shown
+        assert "word'" not in shown
+        assert "h" in shown

@@ -22,7 +22,7 @@ def reset_metrics() -> None:
 
 
 def test_counters_add_up_by_label() -> None:
-    """Each set of labels has its own count."""
+    """Counters add up by label, histograms sum, gauges store the last value; other names and ids are rejected."""
     count("responses_fallback_total", reason="changed")
     count("responses_fallback_total", reason="changed")
     count("responses_fallback_total", reason="expired")
@@ -30,28 +30,16 @@ def test_counters_add_up_by_label() -> None:
         (("reason", "changed"),): (2, 2.0),
         (("reason", "expired"),): (1, 1.0),
     }
-
-
-def test_histograms_sum_and_gauges_store_the_last_value() -> None:
-    """A histogram stores the number and sum of its values, a gauge the last value."""
     measure("responses_delta_blocks_count", 3)
     measure("responses_delta_blocks_count", 4)
     measure("responses_chained_mode_enabled", 1)
     measure("responses_chained_mode_enabled", 0)
     assert snapshot()["responses_delta_blocks_count"] == {(): (2, 7.0)}
     assert snapshot()["responses_chained_mode_enabled"][()][1] == 0
-
-
-def test_undeclared_metric_is_rejected() -> None:
-    """An unknown metric name or label raises `KeyError`."""
     with pytest.raises(KeyError):
         count("no_such_metric")
     with pytest.raises(KeyError, match="has the labels"):
         count("responses_fallback_total", conversation_id="conv_1")
-
-
-def test_no_label_contains_an_id_or_content() -> None:
-    """No metric has a label for ids or message content."""
     labels = {label for metric in METRICS.values() for label in metric.labels}
     assert not labels & {"id", "conversation", "conversation_id", "response_id", "text", "turn"}
 
@@ -90,12 +78,18 @@ def scrape_values() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def test_every_metric_is_exposed() -> None:
-    """Every metric is exposed with its type and help text before anything was counted."""
+    """Every metric is exposed, from zero, with its type and help text, also in another registry."""
     families = {family.name: family for family in parse(render()[0].decode())}
     for metric in METRICS.values():
         family = families[metric.name.removesuffix("_total")]
         assert family.type == metric.kind
         assert family.documentation == metric.help
+    samples = scrape_values()
+    assert samples["responses_chained_requests_total", ()] == 0
+    assert samples["responses_delta_blocks_count_bucket", (("le", "+Inf"),)] == 0
+    registry = CollectorRegistry()
+    registry.register(TableCollector())
+    assert registry.get_sample_value("responses_forgotten_total") == 0
 
 
 ABBREVIATED_UNITS = {"s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d"}
@@ -145,13 +139,6 @@ def test_a_violation_of_the_conventions_is_found(metric: Metric) -> None:
     assert list_problems(metric) != []
 
 
-def test_metrics_without_labels_start_at_zero() -> None:
-    """Metrics without labels are zero from the first scrape, so that rates can be computed."""
-    samples = scrape_values()
-    assert samples["responses_chained_requests_total", ()] == 0
-    assert samples["responses_delta_blocks_count_bucket", (("le", "+Inf"),)] == 0
-
-
 def test_counts_are_exposed_with_their_labels() -> None:
     """Counters, gauges and histograms with cumulative buckets are exposed."""
     count("responses_fallback_total", reason="changed")
@@ -199,10 +186,3 @@ def test_labels_are_bounded_in_length_and_number() -> None:
     assert len(codes) <= MAX_SERIES + 1
     rejected = scrape_values()["responses_rejected_total", (("code", OTHER),)]
     assert rejected == 4 + 2 * MAX_SERIES - (len(codes) - 2)
-
-
-def test_metrics_can_be_added_to_another_registry() -> None:
-    """A program with its own registry can register Kedge's metrics in it."""
-    registry = CollectorRegistry()
-    registry.register(TableCollector())
-    assert registry.get_sample_value("responses_forgotten_total") == 0

@@ -5,7 +5,7 @@ from kedge.turns import assistant, image, opaque, reasoning, system, tool_call, 
 
 
 def test_every_kind_of_block_is_converted() -> None:
-    """Blocks are converted to roles and parts, and consecutive model blocks form one message."""
+    """Blocks become roles and parts; invalid arguments remain text, and an opaque item is only named."""
     messages = to_messages(
         [
             system("Be brief.", role="developer"),
@@ -24,17 +24,9 @@ def test_every_kind_of_block_is_converted() -> None:
         {"type": "tool_call", "id": "call_1", "name": "add", "arguments": {"a": 1}},
     ]
     assert messages[3]["parts"] == [{"type": "tool_call_response", "id": "call_1", "response": "2"}]
-
-
-def test_unreadable_content_is_passed_unchanged() -> None:
-    """Arguments that are not JSON remain text, and an opaque item is only named."""
     broken = tool_call("add", "{broken", call_id="call_1")
-    (messages,) = to_messages([broken, opaque({"type": "web_search_call", "query": "private"})])
-    assert messages["parts"][0]["arguments"] == "{broken"
-    assert "private" not in str(messages["parts"][1])
-
-
-def test_instructions_are_converted_to_parts() -> None:
-    """Instructions become one text part, and no instructions become no parts."""
+    (message,) = to_messages([broken, opaque({"type": "web_search_call", "query": "private"})])
+    assert message["parts"][0]["arguments"] == "{broken"
+    assert "private" not in str(message["parts"][1])
     assert system_parts("Be brief.") == [{"type": "text", "content": "Be brief."}]
     assert system_parts(None) == []

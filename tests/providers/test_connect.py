@@ -59,13 +59,17 @@ def test_missing_setting_is_reported_in_one_line(
 
 
 def test_azure_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The endpoint of the resource comes from the environment, and the path is added."""
+    """The endpoint comes from the environment, in both of its forms, and the path is added once."""
     monkeypatch.setenv("AZURE_OPENAI_API_KEY", "k")
     monkeypatch.delenv("AZURE_OPENAI_ENDPOINT", raising=False)
     with pytest.raises(CannotConnect, match="AZURE_OPENAI_ENDPOINT"):
         connect("azure:mine")
     monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://mine.openai.azure.com/")
     engine = connect("azure:mine")
+    assert isinstance(engine, ResponsesEngine)
+    assert engine.scope.startswith("azure/mine.openai.azure.com/openai/v1/")
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://mine.openai.azure.com/openai/v1/")
+    engine = connect("azure:mine", api_key="k-1234")
     assert isinstance(engine, ResponsesEngine)
     assert engine.scope.startswith("azure/mine.openai.azure.com/openai/v1/")
 
@@ -82,7 +86,7 @@ def test_practice_model_needs_no_settings() -> None:
 
 
 def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entry point of the group ``kedge.providers`` is a provider; it cannot replace a built-in one."""
+    """An entry point is a provider, cannot replace a built-in one, and is not read for those."""
     calls: list[tuple[str, Any]] = []
 
     class Entry:
@@ -99,10 +103,6 @@ def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     connect("mine:model", **settings)
     assert calls == [("model", {"size": 1})]
     assert isinstance(connect("practice"), ResponsesEngine)
-
-
-def test_builtin_providers_need_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built-in providers are found without reading the metadata of every installed package."""
     monkeypatch.setattr(importlib.metadata, "entry_points", None)
     assert isinstance(connect("practice"), ResponsesEngine)
 
@@ -124,14 +124,6 @@ def test_an_installed_package_adds_a_provider(
     turn = run_sync(connect("harbour:practice", max_retries=0).run(Turn([user("What is 2+3?")])))
     assert "5" in str(turn.blocks[-1])
     assert kedge_server.requests[-1].path == "/v1/responses"
-
-
-def test_azure_accepts_both_forms_of_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path that the portal shows is not added a second time."""
-    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://mine.openai.azure.com/openai/v1/")
-    engine = connect("azure:mine", api_key="k-1234")
-    assert isinstance(engine, ResponsesEngine)
-    assert engine.scope.startswith("azure/mine.openai.azure.com/openai/v1/")
 
 
 def get_scope(model: str, **settings: Any) -> str:
@@ -285,17 +277,13 @@ def test_anthropic_variables_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_password_in_an_address_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
-    """The password is not in the error message, which contains advice about the address."""
+    """The password is not in the error, which has advice about the address; an impossible port is named."""
     engine = connect("chat:http://ada:geheim@127.0.0.1:1/v1#m", max_retries=0)
     with pytest.raises(Unreachable) as exc_info:
         await engine.run(Turn([user("Hello")]))
     assert "correct its address (127.0.0.1:1)" in str(exc_info.value)
     assert "geheim" not in f"{exc_info.value} {caplog.text}"
     await engine.aclose()
-
-
-def test_port_out_of_range_is_reported() -> None:
-    """An address with an impossible port is rejected with an error that says so."""
     with pytest.raises(CannotConnect, match="the address is invalid"):
         connect("responses:http://host:99999/v1#m")
 
@@ -317,7 +305,7 @@ def test_invalid_settings_of_the_client_are_reported(model: str, settings: dict[
         connect(model, api_key="sk-1", **settings)
 
 
-@pytest.mark.parametrize("model", ["practice", "ollama:llama3.2", "anthropic:claude-opus-4-8"])
+@for_each("model", ["practice", "ollama:llama3.2", "anthropic:claude-opus-4-8"])
 def test_unknown_settings_are_named(model: str) -> None:
     """A misspelled setting, or one of another API, is an error with a suggestion, for every engine."""
     settings: dict[str, Any] = {"tmeout": 3, "api_key": "k"}

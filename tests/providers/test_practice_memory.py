@@ -175,12 +175,6 @@ def test_server_on_the_database_of_a_store_has_its_own_responses(
     postgres_store: ReusableStore,
 ) -> None:
     """A server on the same database neither finds the responses of the practice model nor loses its own."""
-    with postgres_store.borrow() as url:
-        use_both(url)
-
-
-def use_both(url: str) -> None:
-    """Let a server and the practice model use one database, and delete all conversations."""
 
     async def delete_all() -> None:
         async with open_store(url) as store:
@@ -189,6 +183,7 @@ def use_both(url: str) -> None:
             assert await store.verify() == []
 
     with (
+        postgres_store.borrow() as url,
         store_practice_memory(url),
         serve(db=url) as server,
         OpenAI(base_url=server.base_url, api_key="x") as client,

@@ -2,6 +2,7 @@
 
 import random
 import time
+from typing import Any
 
 from kedge.database.transactions import Tx
 from kedge.store import ConversationRow, Node, RequestRecord, Store
@@ -33,27 +34,24 @@ def _insert_exchange(tx: Tx, parent: Node, conversation: ConversationRow, number
     question_node, _ = insert_node(
         tx, parent, question, conversation=conversation, kind="asked", now=now
     )
-    response = RequestRecord(
-        provider="practice",
-        scope="grown",
-        provider_response_id=f"resp_{number:08}",
-        model="practice",
-        mode="chained",
-        sent_blocks=1,
-        sent_bytes=100,
-        saved_bytes=50 * number,
-        input_tokens=10,
-        output_tokens=5,
-        created_at=now,
-    )
+    facts: dict[str, Any] = {
+        "provider": "practice",
+        "scope": "grown",
+        "model": "practice",
+        "mode": "chained",
+    }
+    counts: dict[str, Any] = {
+        "sent_blocks": 1,
+        "sent_bytes": 100,
+        "input_tokens": 10,
+        "output_tokens": 5,
+    }
+    varying: dict[str, Any] = {
+        "saved_bytes": 50 * number,
+        "provider_response_id": f"resp_{number:08}",
+    }
+    response = RequestRecord(**facts, **counts, **varying, created_at=now)
     answer = [encode_block(assistant(f"Answer {number}"))]
-    node, _ = insert_node(
-        tx,
-        question_node,
-        answer,
-        conversation=conversation,
-        kind="answered",
-        now=now,
-        response=response,
-    )
+    made: Any = {"conversation": conversation, "kind": "answered", "now": now, "response": response}
+    node, _ = insert_node(tx, question_node, answer, **made)
     return node

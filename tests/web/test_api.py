@@ -107,7 +107,7 @@ def test_edited_question_is_sent_on_a_new_branch(page: PageServer) -> None:
 
 
 def test_turn_can_be_streamed(page: PageServer) -> None:
-    """The stream has the plan, then the text deltas, then the stored turn with its address."""
+    """The stream has the plan, deltas, tool calls as they run and the stored turn; each response is a node."""
     name = page.create_conversation("Hello")
     path = f"/api/conversations/{name}/turns"
     with page.client.stream("POST", path, json={"text": "What is 2+3?", "stream": True}) as answer:
@@ -118,10 +118,6 @@ def test_turn_can_be_streamed(page: PageServer) -> None:
     assert events[-1]["type"] == "done"
     assert events[-1]["turn"]["text"] == "2+3 = 5."
     assert page.client.get(events[-1]["url"]).status_code == 200
-
-
-def test_tools_are_streamed_as_they_run(page: PageServer) -> None:
-    """Tool calls are streamed as events, and every response of the turn is a node of the chain."""
     name = page.create_conversation()
     path = f"/api/conversations/{name}/turns"
     body = {"text": "Please call add with a=2 and b=3", "stream": True}
@@ -161,7 +157,7 @@ def test_model_can_be_selected_per_turn(tmp_path: Path) -> None:
 
 
 def test_past_and_next_plans_are_available(page: PageServer) -> None:
-    """The API returns the plan of a sent request and the plan of the next one."""
+    """Plans of sent requests and of the next one, of the chain and on the card say the same."""
     name = page.create_conversation("First", "Second")
     head = page.get(f"/api/conversations/{name}/chain")["head"]
     plan = page.get(f"/api/conversations/{name}/plans/{head}")
@@ -172,10 +168,25 @@ def test_past_and_next_plans_are_available(page: PageServer) -> None:
     earlier = page.get(f"/api/conversations/{name}/plan", at=plan["anchor"], text="x")
     assert earlier["anchor"] == plan["anchor"]
     assert page.client.get(f"/api/conversations/{name}/plans/1").status_code == 404
+    name = page.create_conversation("A private matter")
+    head = page.get(f"/api/conversations/{name}/chain")["head"]
+    assert "--keep-bodies" in page.client.get(f"/conversations/{name}/plans/{head}").text
+    name = page.create_conversation("My name is Ada.")
+    path = f"/api/conversations/{name}"
+    first = page.get(f"{path}/turns")["blocks"][0]["id"]
+    page.client.post(f"{path}/edit", json={"block": first, "text": "My name is Bea."})
+    page.client.post(f"{path}/turns", json={"text": "Who am I?"})
+    node = page.get(f"{path}/chain")["nodes"][-1]
+    (rejected,) = node["response"]["rejected"]
+    assert page.get(f"{path}/plans/{node['node']}")["rejected"] == [rejected]
+    html = page.client.get(f"/conversations/{name}/plans/{node['node']}").text
+    _, _, words = rejected["words"].partition(", because ")
+    assert words in html
+    assert rejected["words"] not in html
 
 
 def test_fork_is_a_separate_conversation(page: PageServer) -> None:
-    """A fork shares the earlier messages and continues separately."""
+    """A fork at a response, node or block shares the messages before it and continues separately."""
     name = page.create_conversation("First", "Second", title="Origin")
     first = page.get(f"/api/conversations/{name}/chain")["nodes"][0]
     created = page.post(f"/api/conversations/{name}/fork", at=first["node"])
@@ -185,29 +196,44 @@ def test_fork_is_a_separate_conversation(page: PageServer) -> None:
     assert turn["plan"]["anchor"] == first["response"]["response_id"]
     head = page.get(f"/api/conversations/{name}")["head"]
     assert head != turn["node"]
+    name = page.create_conversation("One", "Two")
+    path = f"/api/conversations/{name}"
+    blocks = page.get(f"{path}/turns")["blocks"]
+    nodes = page.get(f"{path}/chain")["nodes"]
+
+    def fork(**at: Any) -> list[Any]:
+        fork_id = page.post(f"{path}/fork", **at)["id"]
+        return [block["id"] for block in page.get(f"/api/conversations/{fork_id}/turns")["blocks"]]
+
+    ids = [block["id"] for block in blocks]
+    assert fork(previous_response_id=nodes[0]["response"]["response_id"]) == ids[:2]
+    assert fork(at=nodes[0]["node"]) == ids[:2]
+    assert fork(block=ids[2]) == ids[:3]
+    assert fork() == ids
+    assert page.client.post(f"{path}/fork", json={"block": "none"}).status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("query", "names"),
-    [
+def test_conversations_are_filtered_and_sorted(listed: PageServer) -> None:
+    """Conversations are filtered by text, status and tag, returned in pages, and sorted in every order."""
+    queries: list[tuple[dict[str, Any], set[str]]] = [
         ({}, {"Boats", "Trains"}),
         ({"q": "anchor"}, {"Boats"}),
         ({"q": "trains"}, {"Trains"}),
-        ({"q": "nowhere"}, set[str]()),
+        ({"q": "nowhere"}, set()),
         ({"show": "archived"}, {"Planes"}),
         ({"show": "all", "order": "title", "limit": 2}, {"Boats", "Planes"}),
         ({"show": "all", "order": "title", "offset": 2}, {"Trains"}),
-        ({"show": "forked"}, set[str]()),
-        ({"show": "failed"}, set[str]()),
-        ({"tag": "none"}, set[str]()),
-    ],
-)
-def test_conversations_are_filtered(
-    listed: PageServer, query: dict[str, Any], names: set[str]
-) -> None:
-    """Conversations are filtered by text, status and tag, and returned in pages."""
-    rows = listed.get("/api/conversations", **query)["data"]
-    assert {row["title"] for row in rows} == names
+        *(({"show": show}, set[str]()) for show in ("forked", "failed")),
+        ({"tag": "none"}, set()),
+    ]
+    for query, names in queries:
+        rows = listed.get("/api/conversations", **query)["data"]
+        assert {row["title"] for row in rows} == names, query
+    first = {"oldest": {"Boats"}, "cost": {"Boats", "Trains"}, "title": {"Boats"}}
+    for order in ("newest", "oldest", "responses", "tokens", "cost", "title"):
+        rows = listed.get("/api/conversations", order=order)["data"]
+        assert rows[0]["title"] in first.get(order, {"Trains"})
+        assert len(rows) == 2
 
 
 @pytest.fixture(scope="module")
@@ -219,15 +245,6 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Any:
         name = page.create_conversation("Tell me about wings", title="Planes")
         page.client.patch(f"/api/conversations/{name}", json={"archived": True})
         yield page
-
-
-@pytest.mark.parametrize("order", ["newest", "oldest", "responses", "tokens", "cost", "title"])
-def test_conversations_are_sorted(listed: PageServer, order: str) -> None:
-    """Conversations can be sorted in every supported order."""
-    rows = listed.get("/api/conversations", order=order)["data"]
-    first = {"newest": "Trains", "oldest": "Boats", "responses": "Trains", "tokens": "Trains"}
-    assert rows[0]["title"] == first.get(order, rows[0]["title"])
-    assert len(rows) == 2
 
 
 @pytest.mark.parametrize(
@@ -269,41 +286,31 @@ def test_bodies_are_json_and_bounded(page: PageServer) -> None:
 
 
 def test_export_has_all_messages(page: PageServer) -> None:
-    """The export is a JSON Lines file with all messages."""
+    """The export has all messages as JSON lines, also of a conversation whose id no header can have."""
     name = page.create_conversation("What is 2+3?")
     answer = page.client.get(f"/api/conversations/{name}/export")
     assert answer.headers["content-disposition"] == f"attachment; filename*=UTF-8''{name}.jsonl"
     assert "What is 2+3?" in answer.text
     assert all(isinstance(json.loads(line), dict) for line in answer.text.splitlines())
+    for name in ("разговор", "two\nlines", 'with "quotes"', "a/b", "a%2Fb"):
+        page.run(lambda service, name=name: service.store.create(id=name))
+        quoted = quote(name, safe="")
+        answer = page.client.get(f"/api/conversations/{quoted}/export")
+        assert answer.status_code == 200
+        assert answer.headers["content-disposition"].endswith(f"{quoted}.jsonl")
 
 
-@pytest.mark.parametrize("name", ["разговор", "two\nlines", 'with "quotes"', "a/b", "a%2Fb"])
-def test_export_of_a_conversation_with_any_id(page: PageServer, name: str) -> None:
-    """An id that an application chose may have characters that no header has."""
-    page.run(lambda service: service.store.create(id=name))
-    answer = page.client.get(f"/api/conversations/{quote(name, safe='')}/export")
-    assert answer.status_code == 200
-    assert answer.headers["content-disposition"].endswith(f"{quote(name, safe='')}.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("path", "allowed"),
-    [
+def test_paths_and_methods_without_a_route(page: PageServer) -> None:
+    """The ``allow`` header lists the methods of a path; no route has a number that Python does not convert."""
+    for path, allowed in (
         ("/api/conversations", "GET, HEAD, POST"),
         ("/api/conversations/x", "DELETE, GET, HEAD, PATCH"),
         ("/login", "GET, HEAD, POST"),
-    ],
-)
-def test_wrong_method_is_405_with_allow_header(page: PageServer, path: str, allowed: str) -> None:
-    """The ``allow`` header lists the methods of all routes with this path."""
-    answer = page.client.put(path)
-    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
-
-
-@pytest.mark.parametrize("path", ["/api/requests", "/api/conversations/x/plans", "/requests"])
-def test_a_number_of_thousands_of_digits_is_not_found(page: PageServer, path: str) -> None:
-    """No route has a number of a length that Python does not convert."""
-    assert page.client.get(f"{path}/{'9' * 5000}").status_code == 404
+    ):
+        answer = page.client.put(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    for path in ("/api/requests", "/api/conversations/x/plans", "/requests"):
+        assert page.client.get(f"{path}/{'9' * 5000}").status_code == 404
 
 
 def test_every_api_route_is_in_the_document(page: PageServer) -> None:
@@ -341,25 +348,6 @@ def test_chains_and_turns_are_read_in_pages(page: PageServer) -> None:
     part = page.get(f"{path}/turns", limit=2, offset=3)
     assert (part["blocks"], part["offset"]) == (blocks["blocks"][3:5], 3)
     assert page.get(f"{path}/turns", last=2)["offset"] == 4
-
-
-def test_fork_can_start_at_response_node_or_block(page: PageServer) -> None:
-    """A fork at a block in the middle of a turn ends with that block."""
-    name = page.create_conversation("One", "Two")
-    path = f"/api/conversations/{name}"
-    blocks = page.get(f"{path}/turns")["blocks"]
-    nodes = page.get(f"{path}/chain")["nodes"]
-
-    def fork(**at: Any) -> list[Any]:
-        fork_id = page.post(f"{path}/fork", **at)["id"]
-        return [block["id"] for block in page.get(f"/api/conversations/{fork_id}/turns")["blocks"]]
-
-    ids = [block["id"] for block in blocks]
-    assert fork(previous_response_id=nodes[0]["response"]["response_id"]) == ids[:2]
-    assert fork(at=nodes[0]["node"]) == ids[:2]
-    assert fork(block=ids[2]) == ids[:3]
-    assert fork() == ids
-    assert page.client.post(f"{path}/fork", json={"block": "none"}).status_code == 404
 
 
 def test_api_has_the_data_of_the_page(empty_page: PageServer) -> None:
@@ -406,36 +394,10 @@ def test_stored_bodies_are_shown(tmp_path: Path) -> None:
             return len((await load_exchanges(service.store, head))[-1].request)
 
         size = page.run(measure)  # includes the definition of a tool
-        (node,) = (
-            each
-            for each in page.get(f"/api/conversations/{name}/chain")["nodes"]
-            if each["node"] == head
-        )
+        nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+        (node,) = (each for each in nodes if each["node"] == head)
         assert node["response"]["sent_bytes"] == size
         plan = page.get(f"/api/conversations/{name}/plans/{head}")
         assert plan["sent_bytes"] == size
         assert plan["full_bytes"] == size + node["response"]["saved_bytes"]
         assert format_size(size) in html
-
-
-def test_chain_and_plan_say_the_same_about_rejected_candidates(page: PageServer) -> None:
-    """The chain, the plan of a past request and its card have the candidates with the same words."""
-    name = page.create_conversation("My name is Ada.")
-    path = f"/api/conversations/{name}"
-    first = page.get(f"{path}/turns")["blocks"][0]["id"]
-    page.client.post(f"{path}/edit", json={"block": first, "text": "My name is Bea."})
-    page.client.post(f"{path}/turns", json={"text": "Who am I?"})
-    node = page.get(f"{path}/chain")["nodes"][-1]
-    (rejected,) = node["response"]["rejected"]
-    assert page.get(f"{path}/plans/{node['node']}")["rejected"] == [rejected]
-    html = page.client.get(f"/conversations/{name}/plans/{node['node']}").text
-    _, _, words = rejected["words"].partition(", because ")
-    assert words in html
-    assert rejected["words"] not in html
-
-
-def test_bodies_are_not_stored_by_default(page: PageServer) -> None:
-    """By default no bodies are stored, and the plan card names the option that stores them."""
-    name = page.create_conversation("A private matter")
-    head = page.get(f"/api/conversations/{name}/chain")["head"]
-    assert "--keep-bodies" in page.client.get(f"/conversations/{name}/plans/{head}").text

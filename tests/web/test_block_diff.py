@@ -11,18 +11,14 @@ from kedge.web.plan_card import (
 )
 
 
-def test_changed_message_is_not_in_common() -> None:
-    """The words that differ are marked, and unchanged messages after them count as common."""
+def test_messages_are_compared_by_content_and_words() -> None:
+    """Blocks are aligned by content, not by id, and the words that differ are marked."""
     left = [user("What is 2+3?"), assistant("5"), user("Thanks a lot")]
     right = [user("What is 2+4?"), assistant("5"), user("Thanks a lot")]
     (changed, same), common = build_diff(left, right)
     assert (changed.kind, same.kind, common) == ("changed", "same", 2)
     assert str(changed.left[0].html) == '<p class="words">What is 2+<del>3</del>?</p>'
     assert str(changed.right[0].html) == '<p class="words">What is 2+<ins>4</ins>?</p>'
-
-
-def test_spaces_alone_are_not_common() -> None:
-    """Long texts without a common word are one change; words that moved to another line are none."""
     one, other = (" ".join(f"{name}{number}" for number in range(900)) for name in "ab")
     ((row,), _) = build_diff([user(one)], [user(other)])
     assert str(row.left[0].html) == f'<p class="words"><del>{one}</del></p>'
@@ -30,10 +26,6 @@ def test_spaces_alone_are_not_common() -> None:
     ((row,), _) = build_diff([user("a b c")], [user("a\nb d")])
     assert str(row.left[0].html) == '<p class="words">a b <del>c</del></p>'
     assert str(row.right[0].html) == '<p class="words">a\nb <ins>d</ins></p>'
-
-
-def test_messages_on_one_side_are_aligned() -> None:
-    """Blocks are compared by content, not by id."""
     left = [system("Be brief."), user("a"), assistant("<b>"), user("c")]
     right = [system("Be brief."), user("a"), user("c"), assistant("d")]
     rows, common = build_diff(left, right)
@@ -44,7 +36,7 @@ def test_messages_on_one_side_are_aligned() -> None:
 
 
 def test_tool_calls_and_long_texts_have_no_word_diff() -> None:
-    """Tool calls, and texts or paths above the limits, are not compared word by word."""
+    """Tool calls, and texts or paths above the limits of a text and of the page, are not compared by word."""
     left = [tool_call("add", {"a": 1}, call_id="c"), tool_result("c", "1")]
     right = [tool_call("add", {"a": 2}, call_id="c"), tool_result("c", "1")]
     (changed, _), _ = build_diff(left, right)
@@ -55,6 +47,12 @@ def test_tool_calls_and_long_texts_have_no_word_diff() -> None:
     many = [user(str(number)) for number in range(MAX_BLOCKS + 1)]
     rows, common = build_diff(many, [user("x"), user("y")])
     assert ([row.kind for row in rows[:3]], common) == (["changed", "changed", "left"], 0)
+    left = [user(f"{number} " + "a " * 1_900) for number in range(20)]
+    right = [user(f"x{number} " + "a " * 1_900) for number in range(20)]
+    rows, _ = build_diff(left, right)
+    marked = ["<ins>" in str(row.right[0].html) for row in rows]
+    assert sum(marked) == MAX_PAGE_WORDS // 1_901
+    assert marked == sorted(marked, reverse=True)
 
 
 def test_edits_are_paired_with_previous_text() -> None:
@@ -79,13 +77,3 @@ def test_first_change_is_described() -> None:
     assert describe_first_change(before, [user("z"), *before[1:]]) == (
         "The first changed message is the user message “a”, which is now “z”."
     )
-
-
-def test_the_words_of_all_texts_are_limited() -> None:
-    """Words are compared until the budget of the page is used up; the texts after it are shown unmarked."""
-    left = [user(f"{number} " + "a " * 1_900) for number in range(20)]
-    right = [user(f"x{number} " + "a " * 1_900) for number in range(20)]
-    rows, _ = build_diff(left, right)
-    marked = ["<ins>" in str(row.right[0].html) for row in rows]
-    assert sum(marked) == MAX_PAGE_WORDS // 1_901
-    assert marked == sorted(marked, reverse=True)

@@ -4,21 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
-from kedge.analytics import (
-    Analytics,
-    Branching,
-    Chains,
-    ConversationStats,
-    Cost,
-    Count,
-    Latency,
-    ModelStats,
-    Requests,
-    Selection,
-    Tokens,
-)
+from kedge import analytics
+from kedge.analytics import Analytics, ConversationStats, Cost, Count, Latency, ModelStats, Tokens
 from kedge.text.display import NO_VALUE
 from kedge.web.dashboard import build_breakdowns, build_series
 from kedge.web.page_templates import get_environment, render
@@ -39,35 +26,32 @@ def make_chart(series: Series, labels: Sequence[str] = LABELS, title: str = "x")
     return Chart(title, labels=labels, series=series)
 
 
-def test_bars_are_stacked_to_scale() -> None:
-    """The highest stack determines the scale of the chart."""
+def test_charts_are_drawn_to_scale() -> None:
+    """Bars are stacked to scale, missing values are gaps, small shares are visible, and charts have descriptions."""
     svg = draw("chart", make_chart({"a": [10, 20, 0], "b": [5, 10, 0]}))
     assert '<span class="most">30</span>' in svg
     assert 'class="solid" x="202.00" y="46.67" width="196.00" height="93.33"' in svg
     assert 'class="hollow" x="202.00" y="0.00" width="196.00" height="46.67"' in svg
     assert "<title>10:00: a 20, b 10</title>" in svg
     assert svg.count("<g>") == 2  # no bar for an empty interval
-
-
-def test_lines_break_at_missing_values() -> None:
-    """A missing value is a gap in the line, not a zero."""
     svg = draw("chart", Chart("Latency", kind="lines", labels=LABELS, series={"p50": [1, None, 2]}))
     assert 'd="M0.0 70.0h0.01M600.0 0.0h0.01"' in svg
-
-
-def test_chart_has_a_description() -> None:
-    """The description has the newest and the highest value of each series."""
     chart = make_chart({"sent": [1, 9, 4], "saved": [None, None, None]})
     assert chart.description == "sent: 4 at the end, 9 at most. saved: no values."
     assert "<desc" in draw("chart", chart)
     assert 'role="img"' in draw("chart", chart)
+    assert 'class="part" width="0.60"' in draw("share_bar", 1, 1_000_000, "x")
+    assert 'class="part" width="0.00"' in draw("share_bar", 0, 100, "x")
+    assert 'class="part" width="100.00"' in draw("share_bar", 300, 100, "x")
+    assert 'class="part" width="0.60"' in draw("share_bar", 3, 0, "x")
 
 
-@pytest.mark.parametrize("values", [[], [0, 0, 0], [None, None, None]])
-def test_empty_chart_has_a_message(values: list[float | None]) -> None:
+def test_empty_chart_has_a_message() -> None:
     """A chart without values shows a message."""
-    chart = make_chart({"a": values}, LABELS[: len(values)])
-    assert "Nothing in this range yet." in draw("chart", chart)
+    empty: list[list[float | None]] = [[], [0, 0, 0], [None, None, None]]
+    for values in empty:
+        chart = make_chart({"a": values}, LABELS[: len(values)])
+        assert "Nothing in this range yet." in draw("chart", chart)
     assert "All is well." in draw("ranking", "x", "", [], "All is well.")
 
 
@@ -80,19 +64,12 @@ def test_names_are_escaped() -> None:
     assert "<script" not in html
 
 
-def test_small_share_is_visible() -> None:
-    """A small share has a minimum width, and a share is never wider than the bar."""
-    assert 'class="part" width="0.60"' in draw("share_bar", 1, 1_000_000, "x")
-    assert 'class="part" width="0.00"' in draw("share_bar", 0, 100, "x")
-    assert 'class="part" width="100.00"' in draw("share_bar", 300, 100, "x")
-    assert 'class="part" width="0.60"' in draw("share_bar", 3, 0, "x")
-
-
 def test_breakdown_rows_add_up_to_total() -> None:
     """Conversations that are not listed are combined in one row; a cost without a price is unknown."""
     tokens, cost = Tokens(100, 0, 50, 0), Cost(3.0, 8, 2)
+    requests = analytics.Requests(total=10, succeeded=9, failed=1, conversations=3)
     stats = Analytics(
-        Selection(), Requests(total=10, succeeded=9, failed=1, conversations=3), Chains(), Branching(),
+        analytics.Selection(), requests, analytics.Chains(), analytics.Branching(),
         tokens, cost, Latency(),
         (ModelStats("openai", "gpt", 10, 9, 1, Latency(), tokens, cost),),
     )  # fmt: skip

@@ -49,7 +49,7 @@ FIRST = (("asked", 0, 1), ("answered", 1, 2))
 
 
 def test_each_response_ends_an_exchange() -> None:
-    """Blocks before a response are its question, and blocks it added are its answer."""
+    """Blocks before a response are its question; edits retain exchanges, compactions omit them, failures show."""
     path = make_path(*FIRST, ("added", 2, 3), ("asked", 3, 4), ("answered", 4, 5), ("asked", 5, 6))
     blocks = [user("a"), assistant("b"), user("c"), user("d"), assistant("e"), user("f")]
     assert summarize_exchanges(path, blocks, make_response(3), make_response(6)) == [
@@ -57,28 +57,16 @@ def test_each_response_ends_an_exchange() -> None:
         (6, 4, ["c", "d"], ["e"]),
         ["f"],
     ]
-
-
-def test_retained_blocks_belong_to_their_responses() -> None:
-    """Blocks retained by an edit stay in the exchange of their response, and replaced ones are omitted."""
     path = make_path(*FIRST, ("edited", 0, 2), ("asked", 2, 3), ("answered", 3, 4))
     retained = assistant("b").with_source(Source("resp_3"))
     blocks = [user("A"), retained, user("c"), assistant("d")]
     rows = make_response(3, "resp_3"), make_response(6, "resp_6")
     exchanges = [(3, 0, ["A"], ["b"]), (6, 4, ["c"], ["d"]), []]
     assert summarize_exchanges(path, blocks, *rows) == exchanges
-
-
-def test_compacted_responses_are_not_in_the_chat() -> None:
-    """Responses without remaining blocks are shown in the graph, not in the chat."""
     path = make_path(*FIRST, ("compacted", 0, 1), ("asked", 1, 2), ("answered", 2, 3))
     blocks = [user("summary"), user("c"), assistant("d")]
     rows = make_response(3, "r3"), make_response(6, "r6")
     assert summarize_exchanges(path, blocks, *rows) == [(6, 4, ["summary", "c"], ["d"]), []]
-
-
-def test_failure_without_blocks_is_shown() -> None:
-    """A failed response without blocks is an exchange with the server's error."""
     path = make_path(("asked", 0, 1), ("failed", 1, 1))
     row = make_response(3, status="refused", error="no such model")
     (exchange,), _ = split_exchanges(path, MessageViews([user("a")]), {3: row})
@@ -107,20 +95,16 @@ def test_every_kind_of_block_is_shown(block: Block, kind: str, title: str, expec
     assert expected in PageMarkdown().render(message.source)
 
 
-def test_origin_of_block_is_shown() -> None:
-    """The origin of a block is shown if it is neither the user nor the engine."""
-    (message,) = MessageViews([user("x", origin="repair")]).render()
-    assert message.tags == ("by repair",)
-
-
 def test_files_and_images_are_named() -> None:
-    """Files and images are labeled, and linked only if the link is safe."""
+    """Files and images are labeled and linked if it is safe; an origin other than user and engine is shown."""
     parts = [file("https://a.example/b.pdf", filename="b.pdf"), image("javascript:alert(1)")]
     (message,) = MessageViews([user(parts)]).render()
     assert [(each.alt, each.link, each.src) for each in message.images] == [
         ("File: b.pdf", "https://a.example/b.pdf", ""),
         ("Image: javascript:alert(1)", "", ""),
     ]
+    (message,) = MessageViews([user("x", origin="repair")]).render()
+    assert message.tags == ("by repair",)
 
 
 def test_json_is_indented_and_other_text_is_unchanged() -> None:

@@ -60,12 +60,9 @@ class UserPage:
 
     def send(self, name: str, text: str) -> str:
         """Create a conversation, send this text in it and return its id."""
-        conversation_id = self.call(
-            name, "POST", "/api/conversations", json={"title": text}
-        ).json()["id"]
-        turn = self.call(
-            name, "POST", f"/api/conversations/{conversation_id}/turns", json={"text": text}
-        )
+        path = "/api/conversations"
+        conversation_id = self.call(name, "POST", path, json={"title": text}).json()["id"]
+        turn = self.call(name, "POST", f"{path}/{conversation_id}/turns", json={"text": text})
         assert turn.status_code == 200, turn.text
         return conversation_id
 
@@ -148,7 +145,7 @@ def test_lists_search_and_statistics_are_per_user(running: UserPage) -> None:
 
 
 def test_server_requests_are_shown_to_their_user_only(running: UserPage) -> None:
-    """Requests to the server are listed for the user of their token; the page's own are not listed."""
+    """Requests to the server and responses of the page belong only to the user of their token."""
     running.send("alice", "Sent by the page")
     body = {"model": "practice", "input": "Sent by a program"}
     response_id = running.call("alice", "POST", "/v1/responses", json=body).json()["id"]
@@ -159,10 +156,6 @@ def test_server_requests_are_shown_to_their_user_only(running: UserPage) -> None
         requests = running.call(other, "GET", "/api/requests").json()["data"]
         assert response_id not in {each["response_id"] for each in requests}
         assert running.call(other, "GET", f"/requests/{row['id']}").status_code == 404
-
-
-def test_page_calls_server_as_its_user(running: UserPage) -> None:
-    """A response created by the page belongs only to the user who sent the message."""
     name = running.send("alice", "Hello from Alice.")
     chain = running.call("alice", "GET", f"/api/conversations/{name}/chain").json()
     response = chain["nodes"][-1]["response"]["response_id"]
@@ -235,11 +228,9 @@ def test_scopes_limit_where_a_token_is_accepted(running: UserPage) -> None:
         ]
         for name in ("only-server", "only-page", "only-api")
     }
-    assert status == {
-        "only-server": [200, 403, 403],
-        "only-page": [403, 200, 403],
-        "only-api": [403, 403, 200],
-    }
+    assert status["only-server"] == [200, 403, 403]
+    assert status["only-page"] == [403, 200, 403]
+    assert status["only-api"] == [403, 403, 200]
     login = running.page.client.post("/login", data={"token": running.secrets["only-api"]})
     assert login.status_code == 403
     with running.log_in("only-page") as browser:
@@ -267,8 +258,10 @@ def test_limits_apply_to_page_and_api(running: UserPage) -> None:
         assert browser.get("/").status_code == 200  # a session's reads are not counted
 
 
-def test_users_cannot_use_server_api_keys(running: UserPage) -> None:
-    """A user cannot continue a conversation whose provider uses the server's environment variables."""
+def test_users_cannot_use_server_api_keys(
+    running: UserPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user cannot use the keys of the server; while a token cannot be checked, the answer is 503."""
 
     async def prepare(service: ConversationService) -> str:
         row = await service.store.use_namespace("alice").create(data={"model": "openai:gpt-5.1"})
@@ -278,6 +271,15 @@ def test_users_cannot_use_server_api_keys(running: UserPage) -> None:
     turn = running.call("alice", "POST", f"/api/conversations/{name}/turns", json={"text": "x"})
     assert turn.status_code == 400
     assert "not available to users" in turn.json()["error"]["message"]
+
+    async def fail(*_: object, **__: object) -> bool:
+        raise StoreBusy("busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenRegistry, "find", fail)
+        rejected = running.call("alice", "GET", "/api/conversations")
+        assert (rejected.status_code, rejected.json()["error"]["code"]) == (503, "store")
+    assert running.call("alice", "GET", "/api/conversations").status_code == 200
 
 
 async def test_revoked_user_cannot_send() -> None:
@@ -295,18 +297,3 @@ async def test_revoked_user_cannot_send() -> None:
         assert await delegated.find(issued) is None
         await registry.add("erin")
         assert await delegated.find(issued) is None
-
-
-def test_a_store_that_does_not_answer_is_an_outage(
-    running: UserPage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While a token cannot be checked, the answer is 503."""
-
-    async def fail(*_: object, **__: object) -> bool:
-        raise StoreBusy("busy")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TokenRegistry, "find", fail)
-        rejected = running.call("alice", "GET", "/api/conversations")
-        assert (rejected.status_code, rejected.json()["error"]["code"]) == (503, "store")
-    assert running.call("alice", "GET", "/api/conversations").status_code == 200

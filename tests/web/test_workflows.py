@@ -38,15 +38,9 @@ def test_steps_are_started_and_finished(page: PageServer) -> None:
 def test_workflow_uses_selected_models(tmp_path: Path) -> None:
     """A model can be set for all, the judge or a participant; an unknown model is rejected."""
     models = {name: PracticeModel() for name in ("small", "large")}
-    body: dict[str, Any] = {
-        "kind": "debate",
-        "question": "Tea or coffee?",
-        "rubric": "Who has the better reasons?",
-        "rounds": 1,
-        "model": "large",
-        "judge_model": "small",
-        "sides": [{"name": "tea"}, {"name": "coffee", "model": "small"}],
-    }
+    sides = [{"name": "tea"}, {"name": "coffee", "model": "small"}]
+    chosen = {"model": "large", "judge_model": "small"}
+    body: dict[str, Any] = {"kind": "debate", **DEBATE, **chosen, "sides": sides}
     with serve_page(tmp_path, models=models, default="small") as page:
         workflow = page.post("/api/workflows", **body)
         finish(page, workflow["id"])
@@ -62,22 +56,16 @@ def test_workflow_uses_selected_models(tmp_path: Path) -> None:
         assert page.client.get("/workflows").text.count("<option>large</option>") == 2
 
 
+COFFEE = {"name": "coffee", "brief": "Coffee is better."}
+REFINE = {"question": "Write a haiku", "rubric": "It has three lines", "rounds": 1}
+DEBATE = {"question": "Tea or coffee?", "rubric": "Who has the better reasons?", "rounds": 1}
+
+
 @pytest.mark.parametrize(
     "body",
     [
-        {
-            "kind": "refine",
-            "question": "Write a haiku",
-            "rubric": "It has three lines",
-            "rounds": 1,
-        },
-        {
-            "kind": "debate",
-            "question": "Tea or coffee?",
-            "rubric": "Who has the better reasons?",
-            "rounds": 1,
-            "sides": [{"name": "tea"}, {"name": "coffee", "brief": "Coffee is better."}],
-        },
+        {"kind": "refine", **REFINE},
+        {"kind": "debate", **DEBATE, "sides": [{"name": "tea"}, COFFEE]},
     ],
 )
 def test_refinements_and_debates_are_started(page: PageServer, body: dict[str, Any]) -> None:
@@ -106,19 +94,16 @@ def test_refinements_and_debates_are_started(page: PageServer, body: dict[str, A
             assert each["response_id"] in shown
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
+def test_invalid_workflow_is_rejected(page: PageServer) -> None:
+    """A workflow without its required members is rejected with a 400 error."""
+    for body, message in (
         ({"kind": "steps"}, "add at least one step"),
         ({"kind": "refine"}, "'question' is missing"),
         ({"kind": "refine", "question": "x"}, "'rubric' is missing"),
         ({"kind": "debate", "question": "x", "rubric": "y"}, "at least two"),
-    ],
-)
-def test_invalid_workflow_is_rejected(page: PageServer, body: dict[str, Any], message: str) -> None:
-    """A workflow without its required members is rejected with a 400 error."""
-    answer = page.client.post("/api/workflows", json=body)
-    assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True)
+    ):
+        answer = page.client.post("/api/workflows", json=body)
+        assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True)
 
 
 def test_running_workflow_can_be_stopped(tmp_path: Any) -> None:

@@ -109,36 +109,27 @@ async def test_failed_side_does_not_stop_the_others(
     tea, coffee = scripted(*TEA), scripted(*COFFEE)
     sides = [Side("tea", connected(tea)), Side("coffee", connected(coffee))]
     coffee.faults.set("status=500", times=1)
+    settings: Any = {"judge": lambda arguments: "tea", "store": store, "workflow": "wf_one"}
     with pytest.raises(KedgeError):
-        await debate(
-            "Tea or coffee?", sides, judge=lambda arguments: "tea", store=store, workflow="wf_one"
-        )
-    result = await debate(
-        "Tea or coffee?", sides, judge=lambda arguments: "tea", store=store, workflow="wf_one"
-    )
+        await debate("Tea or coffee?", sides, **settings)
+    result = await debate("Tea or coffee?", sides, **settings)
     assert result.winner == "tea"
     assert len(tea.requests) == 1
     assert [each.stored for each in result.arguments] == [True, False]
 
 
 async def test_winner_must_be_a_side(store: Store, scripted: Any, connected: Any) -> None:
-    """A ruling with an unknown side or of another type raises `InvalidWorkflow`."""
+    """A debate needs two different names that are not reserved, a round, and a ruling for a side."""
     sides = [Side(name, connected(scripted())) for name in ("tea", "coffee")]
     with pytest.raises(InvalidWorkflow, match="is not a side: 'water'"):
         await debate("?", sides, judge=lambda arguments: "water", store=store)
     wrong: Any = lambda arguments: 3  # noqa: E731
     with pytest.raises(InvalidWorkflow, match="not a int"):
         await debate("?", sides, judge=wrong, store=store)
-
-
-@pytest.mark.parametrize(
-    ("names", "rounds"), [(["a"], 1), (["a", "a"], 1), (["a", "judge"], 1), (["a", "b"], 0)]
-)
-async def test_invalid_debate_is_rejected(names: list[str], rounds: int, store: Store) -> None:
-    """A debate needs two different names that are not reserved, and at least one round."""
-    sides = [Side(name, "practice") for name in names]
-    with pytest.raises(InvalidWorkflow):
-        await debate("?", sides, judge=lambda arguments: None, store=store, rounds=rounds)
+    for names, rounds in ((["a"], 1), (["a", "a"], 1), (["a", "judge"], 1), (["a", "b"], 0)):
+        sides = [Side(name, "practice") for name in names]
+        with pytest.raises(InvalidWorkflow):
+            await debate("?", sides, judge=lambda arguments: None, store=store, rounds=rounds)
 
 
 async def test_judge_receives_all_arguments(store: Store, scripted: Any, connected: Any) -> None:

@@ -43,7 +43,7 @@ def guess_eight(answer: str) -> Verdict:
 async def test_each_round_is_sent_with_the_critique(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """Each round sends the critique of the previous answer on the same chain."""
+    """Each round chains on the last answer with its critique, up to a maximum; a stored result is not run again."""
     server = scripted(*WARMER)
     engine = connected(server)
     result = await refine("Please guess.", judge=guess_eight, store=store, engine=engine)
@@ -55,50 +55,41 @@ async def test_each_round_is_sent_with_the_critique(
     assert [each.body.get("previous_response_id") for each in server.requests] == [None, *ids[:2]]
     assert result.usage.input_tokens > 0
 
+    def never(answer: str) -> bool:
+        raise AssertionError("judged again")
 
-async def test_refine_ends_after_the_last_round(
-    store: Store, scripted: Any, connected: Any
-) -> None:
-    """The last answer is returned, marked as not passed."""
-    engine = connected(scripted(*WARMER))
+    repeated = await refine(
+        "Please guess.", judge=never, store=store, engine=engine, workflow=result.workflow
+    )
+    assert len(server.requests) == 3
+    assert repeated.answer == result.answer
+    assert all(each.stored for each in repeated.rounds)
     result = await refine("Please guess.", judge=guess_eight, store=store, engine=engine, rounds=2)
     assert not result.passed
     assert result.answer == "5"
     assert (await load_workflow(store, result.workflow)).status == "failed"
 
 
-@pytest.mark.parametrize(
-    ("opinion", "passed"),
-    [(True, True), (False, False), (1.0, True), (0.4, False), ("", True), ("No.", False)],
-)
 async def test_judge_function_may_return_any_verdict_value(
-    opinion: Any, passed: bool, store: Store, scripted: Any, connected: Any
+    store: Store, scripted: Any, connected: Any
 ) -> None:
-    """A judge may return a boolean, a score, or a critique that is empty if the answer passes."""
+    """A judge may return a boolean, a score, or a critique that is empty if the answer passes, and nothing else."""
     engine = connected(scripted())
+    opinions = [(True, True), (False, False), (1.0, True), (0.4, False), ("", True), ("No.", False)]
+    for opinion, passed in opinions:
 
-    async def judge(answer: str) -> Any:
-        return opinion
+        async def judge(_: str, opinion: Any = opinion) -> Any:
+            return opinion
 
-    result = await refine("Hello", judge=judge, store=store, engine=engine, rounds=1)
-    assert result.passed is passed
-
-
-async def test_argument_of_a_judge_is_typed(store: Store, scripted: Any, connected: Any) -> None:
-    """A lambda as judge has an argument of a known type; ``make check`` type-checks this test."""
-    engine = connected(scripted())
+        result = await refine("Hello", judge=judge, store=store, engine=engine, rounds=1)
+        assert result.passed is passed
     result = await refine(
         "Hello", judge=lambda answer: assert_type(answer, str) != "", store=store, engine=engine
     )
     assert result.passed
-
-
-async def test_invalid_verdict_is_rejected(store: Store, scripted: Any, connected: Any) -> None:
-    """``None`` as a verdict and a judge of an invalid type raise `InvalidWorkflow`."""
-    engine = connected(scripted())
-    judge: Any = lambda answer: None  # noqa: E731
+    wrong: Any = lambda answer: None  # noqa: E731
     with pytest.raises(InvalidWorkflow, match="not a NoneType"):
-        await refine("Hello", judge=judge, store=store, engine=engine)
+        await refine("Hello", judge=wrong, store=store, engine=engine)
     with pytest.raises(InvalidWorkflow, match="not a int"):
         await refine("Hello", judge=3, store=store, engine=engine)  # pyright: ignore[reportArgumentType]
 
@@ -239,25 +230,6 @@ async def test_watch_receives_every_event(store: Store, scripted: Any, connected
     assert [type(each) for each in events] == [WorkflowStarted, *one, *one, WorkflowFinished]
 
 
-async def test_finished_workflow_is_not_run_again(
-    store: Store, scripted: Any, connected: Any
-) -> None:
-    """A finished workflow returns its stored result without sending a request."""
-    server = scripted(*WARMER)
-    engine = connected(server)
-    first = await refine("Please guess.", judge=guess_eight, store=store, engine=engine)
-
-    def never(answer: str) -> bool:
-        raise AssertionError("judged again")
-
-    repeated = await refine(
-        "Please guess.", judge=never, store=store, engine=engine, workflow=first.workflow
-    )
-    assert len(server.requests) == 3
-    assert repeated.answer == first.answer
-    assert all(each.stored for each in repeated.rounds)
-
-
 async def test_two_runners_continue_with_one_verdict(
     store: Store, scripted: Any, connected: Any
 ) -> None:
@@ -291,7 +263,7 @@ async def test_two_runners_continue_with_one_verdict(
 async def test_copies_of_a_conversation_are_not_part_of_the_workflow(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """Forks, imported copies and conversations with the same tag are not listed as the workflow."""
+    """Forks, copies and equal tags are no part of a workflow; data of an application under its name is unchanged."""
     engine = connected(scripted({"say": "2"}))
     for own in (None, await Conversation.create(engine, store=store, title="Mine")):
         given: dict[str, Any] = {"conversation": own} if own else {"store": store, "engine": engine}
@@ -306,13 +278,6 @@ async def test_copies_of_a_conversation_are_not_part_of_the_workflow(
         assert found.title == lead.title
         loaded = await load_workflow(store, result.workflow)
         assert [chain.conversation for chain in loaded.chains] == [lead.id]
-
-
-async def test_data_of_an_application_is_unchanged(
-    store: Store, scripted: Any, connected: Any
-) -> None:
-    """A conversation may have data under the name that workflows use."""
-    engine = connected(scripted({"say": "2"}))
     for data in ({"workflow": "approval"}, {"workflow": {"stage": 1}}):
         conversation = await Conversation.create(engine, store=store, data=data)
         result = await refine("Please guess.", judge=bool, conversation=conversation)

@@ -93,11 +93,8 @@ async def test_attempts_are_reported(store: Store, scripted: Any, connected: Any
     step = Step("voyage", "Plan a voyage.", Voyage)
     with pytest.raises(WorkflowFailed):
         await steps([step], store=store, engine=connected(server), on_event=events.append)
-    assert [type(event) for event in events[1:]] == [
-        QuestionAsked,
-        QuestionAnswered,
-        AnswerJudged,
-    ] * 2
+    attempt = [QuestionAsked, QuestionAnswered, AnswerJudged]
+    assert [type(event) for event in events[1:]] == attempt * 2
     assert [e.text for e in events if isinstance(e, QuestionAnswered)] == ["No.", "I do not sail."]
     first, last = [e.verdict for e in events if isinstance(e, AnswerJudged)]
     assert first.critique.startswith("- the answer")
@@ -164,57 +161,33 @@ async def test_an_id_belongs_to_one_kind_of_workflow(store: Store) -> None:
     await debate("x?", sides, store=store, judge=lambda _: "a", workflow="w2", rounds=1)
     with pytest.raises(InvalidWorkflow, match="w2 is a debate workflow, not a steps workflow"):
         await steps([Step("a", "Hi")], store=store, engine="practice", workflow="w2")
-    assert {each.id: each.kind for each in await list_workflows(store)} == {
-        "w1": "steps",
-        "w2": "debate",
-    }
+    kinds = {each.id: each.kind for each in await list_workflows(store)}
+    assert kinds == {"w1": "steps", "w2": "debate"}
 
 
-@pytest.mark.parametrize(
-    ("pipeline", "message"),
-    [
-        ([], "at least one step"),
+async def test_invalid_pipeline_is_rejected_before_sending(store: Store) -> None:
+    """A mistake in a template or step, and an input that is no JSON, raise `InvalidWorkflow` before any request."""
+    place: dict[str, Any] = {"store": store, "engine": "practice"}
+    for pipeline, message in (
+        (list[Step](), "at least one step"),
         ([Step("a", "{b}"), Step("b", "x")], "uses 'b'; there is place"),
         ([Step("a", "x"), Step("a", "y")], "used twice"),
         ([Step("place", "x")], "used twice"),
         ([Step("a", "a { b")], "single '{'"),
-    ],
-)
-async def test_invalid_pipeline_is_rejected_before_sending(
-    pipeline: list[Step], message: str, store: Store
-) -> None:
-    """A mistake in a template raises `InvalidWorkflow` before any request."""
-    with pytest.raises(InvalidWorkflow) as exc_info:
-        await steps(pipeline, inputs={"place": "x"}, store=store, engine="practice")
-    assert message in str(exc_info.value)
-
-
-async def test_input_that_is_not_json_is_rejected_by_its_name(store: Store) -> None:
-    """Inputs are stored with the workflow, so they must be JSON values."""
+    ):
+        with pytest.raises(InvalidWorkflow) as exc_info:
+            await steps(pipeline, inputs={"place": "x"}, **place)
+        assert message in str(exc_info.value)
     with pytest.raises(InvalidWorkflow, match=r"inputs\.day: a date is not a JSON value"):
-        await steps(
-            [Step("a", "{day}")], inputs={"day": date(2026, 1, 2)}, store=store, engine="practice"
-        )
-
-
-async def test_template_accesses_only_values(store: Store, scripted: Any, connected: Any) -> None:
-    """Missing members and members of values that are not plain data are rejected."""
-    engine = connected(scripted())
+        await steps([Step("a", "{day}")], inputs={"day": date(2026, 1, 2)}, **place)
+    inputs = {"place": "x", "things": [1]}
     for prompt in ("{place.title}", "{place.__class__}", "{things.9}", "{things.²}"):
         with pytest.raises(InvalidWorkflow, match="to put into the prompt"):
-            await steps(
-                [Step("a", prompt)],
-                inputs={"place": "x", "things": [1]},
-                store=store,
-                engine=engine,
-            )
-
-
-@pytest.mark.parametrize("wrong", [{"name": "two words"}, {"name": "a", "attempts": 0}])
-def test_invalid_step_is_rejected(wrong: dict[str, Any]) -> None:
-    """A name that is not an identifier and zero attempts raise `InvalidWorkflow`."""
+            await steps([Step("a", prompt)], inputs=inputs, **place)
     with pytest.raises(InvalidWorkflow):
-        Step(prompt="x", **wrong)
+        Step(prompt="x", name="two words")
+    with pytest.raises(InvalidWorkflow):
+        Step(prompt="x", name="a", attempts=0)
 
 
 async def test_result_may_have_any_type(store: Store, scripted: Any, connected: Any) -> None:
