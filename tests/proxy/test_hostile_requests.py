@@ -7,7 +7,7 @@ server stands for a host of an attacker; nothing may ever reach it.
 import socket
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -29,63 +29,20 @@ HANDSHAKE = (
     "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
-PATHS = [
-    "/v1%2F@EVIL/x",
-    "/v1%2f@EVIL/x",
-    "/v1%2Fx",
-    "/v1%2F..%2Fx",
-    "/v1%5C@EVIL/x",
-    "/v1%3F@EVIL/x",
-    "/v1%23@EVIL/x",
-    "/%76%31/x",
-    "/%76%31%2F@EVIL/x",
-    "/%2Fv1/x",
-    "//v1/x",
-    "//EVIL/v1/x",
-    "/v1",
-    "/v1@EVIL/x",
-    "/v1:80@EVIL/x",
-    "/v1.EVIL/x",
-    "/v1//EVIL/x",
-    "/v1//@EVIL/x",
-    "/v1/./x",
-    "/v1/../x",
-    "/v1/../../x",
-    "/v1/%2e%2e/x",
-    "/v1/%2E%2e%2fx",
-    "/v1/%252e%252e/x",
-    "/v1/..;/x",
-    "/v1/..;a=b/x",
-    "/v1/..%3b/x",
-    "/..;/v1/x",
-    "/../v1/x",
-    "/v1/a/..\\..\\x",
-    "/v1/\\\\EVIL/x",
-    "\\v1\\x",
-    "/v1/x#@EVIL/",
-    "/v1/x%0d%0aHost:%20EVIL",
-    "http://EVIL/v1/x",
-    "http://EVIL/v1%2F@EVIL/x",
-    "http://svc:secret@EVIL/v1/x",
-    "ws://EVIL/v1/x",
-    "EVIL:80",
-    "@EVIL/v1/x",
-    "*",
-    "?@EVIL/v1/x",
-    "#@EVIL/v1/x",
-]
+PATHS = r"""
+    /v1%2F@EVIL/x /v1%2f@EVIL/x /v1%2Fx /v1%2F..%2Fx /v1%5C@EVIL/x /v1%3F@EVIL/x /v1%23@EVIL/x
+    /%76%31/x /%76%31%2F@EVIL/x /%2Fv1/x //v1/x //EVIL/v1/x /v1 /v1@EVIL/x /v1:80@EVIL/x /v1.EVIL/x
+    /v1//EVIL/x /v1//@EVIL/x /v1/./x /v1/../x /v1/../../x /v1/%2e%2e/x /v1/%2E%2e%2fx
+    /v1/%252e%252e/x /v1/..;/x /v1/..;a=b/x /v1/..%3b/x /..;/v1/x /../v1/x /v1/a/..\..\x
+    /v1/\\EVIL/x \v1\x /v1/x#@EVIL/ /v1/x%0d%0aHost:%20EVIL http://EVIL/v1/x
+    http://EVIL/v1%2F@EVIL/x http://svc:secret@EVIL/v1/x ws://EVIL/v1/x EVIL:80 @EVIL/v1/x
+    * ?@EVIL/v1/x #@EVIL/v1/x
+"""
 """Request targets that are rejected, and that no server receives; EVIL is the address of the attacker's server."""
-FORWARDED = [
-    "/v1/x",
-    "/v1/@EVIL/x",
-    "/v1/%40EVIL/x",
-    "/v1/x%2F@EVIL",
-    "/v1/http://EVIL/x",
-    "/v1/x?@EVIL/",
-    "/v1/x?url=http://EVIL/#@EVIL",
-    "/v1/x/a//b",
-    "/v1/models/org%2Fmodel",
-]
+FORWARDED = """
+    /v1/x /v1/@EVIL/x /v1/%40EVIL/x /v1/x%2F@EVIL /v1/http://EVIL/x /v1/x?@EVIL/
+    /v1/x?url=http://EVIL/#@EVIL /v1/x/a//b /v1/models/org%2Fmodel
+"""
 """Unusual request targets that the upstream, and nobody else, receives."""
 HEADERS = [
     "Host: localhost\r\nX-Forwarded-Host: EVIL\r\nX-Forwarded-For: EVIL\r\nForwarded: host=EVIL",
@@ -151,9 +108,12 @@ class RecordingServer:
     def address(self) -> str:
         return self.url.removeprefix("http://")
 
-    def build(self) -> Starlette:
+    @contextmanager
+    def run(self) -> Iterator["RecordingServer"]:
         route = Route("/{path:path}", self.answer, methods=["GET", "POST"])
-        return Starlette(routes=[route, WebSocketRoute("/{path:path}", self.answer_socket)])
+        app = Starlette(routes=[route, WebSocketRoute("/{path:path}", self.answer_socket)])
+        with serve_app(app) as self.url:
+            yield self
 
     def record(self, scope: Scope) -> None:
         credentials = [v.decode() for k, v in scope["headers"] if k == b"authorization"]
@@ -167,49 +127,37 @@ class RecordingServer:
         self.record(socket.scope)
         if self.redirect_to:
             await socket.send_denial_response(RedirectResponse(self.redirect_to))
-            return
-        await socket.accept()
-        await socket.close()
+        else:
+            await socket.accept()
+            await socket.close()
 
 
-@pytest.fixture(scope="module")
-def evil() -> Iterator[RecordingServer]:
-    server = RecordingServer()
-    with serve_app(server.build()) as server.url:
-        yield server
+@dataclass
+class Servers:
+    """A proxy in front of an upstream, a server, and the server of the attacker."""
 
-
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[RecordingServer]:
-    server = RecordingServer()
-    with serve_app(server.build()) as server.url:
-        yield server
+    proxy: str
+    server: str
+    base_path: str
+    upstream: RecordingServer
+    evil: RecordingServer
 
 
 @pytest.fixture(scope="module", params=["", "/base"])
-def base_path(request: pytest.FixtureRequest) -> str:
-    return request.param
+def running(request: pytest.FixtureRequest) -> Iterator[Servers]:
+    """Yield the servers; the base URL of the upstream has a path, or none."""
+    with RecordingServer().run() as upstream, RecordingServer().run() as evil, serve() as server:
+        address = f"http://svc:secret@{upstream.address}{request.param}"
+        with serve_proxy(address) as proxy:
+            yield Servers(proxy, server.url, request.param, upstream, evil)
 
 
-@pytest.fixture(scope="module")
-def proxy(upstream: RecordingServer, base_path: str) -> Iterator[str]:
-    with serve_proxy(f"http://svc:secret@{upstream.address}{base_path}") as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with serve() as running:
-        yield running.base_url.removesuffix("/v1")
-
-
-@pytest.fixture(autouse=True)
-def forget(upstream: RecordingServer, evil: RecordingServer) -> Iterator[None]:
-    yield
-    received = list(evil.seen)
-    upstream.seen.clear()
-    evil.seen.clear()
-    assert received == []
+@pytest.fixture
+def servers(running: Servers) -> Iterator[Servers]:
+    """Yield the servers, and check that nothing has reached the attacker."""
+    running.upstream.seen.clear()
+    yield running
+    assert running.evil.seen == []
 
 
 def send(url: str, request: bytes) -> int:
@@ -226,142 +174,118 @@ def send(url: str, request: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else 0
 
 
-def build_request(target: str, evil: RecordingServer, upgrade: str) -> bytes:
-    target = target.replace("EVIL", evil.address)
+def build_request(target: str, servers: Servers, upgrade: str) -> bytes:
+    target = target.replace("EVIL", servers.evil.address)
     authorization = "Authorization: Bearer key-of-the-client\r\n"
     return f"GET {target} HTTP/1.1\r\nHost: localhost\r\n{authorization}{upgrade}\r\n".encode()
 
 
 @for_each("upgrade", ["", HANDSHAKE])
-@for_each("path", PATHS)
+@for_each("path", PATHS.split())
 def test_a_path_that_leaves_the_base_url_reaches_nobody(
-    proxy: str, upstream: RecordingServer, evil: RecordingServer, path: str, upgrade: str
+    servers: Servers, path: str, upgrade: str
 ) -> None:
     """A target whose raw form does not begin with /v1/, or that leaves the base URL, is rejected."""
-    status = send(proxy, build_request(path, evil, upgrade))
-    assert 400 <= status < 500
-    assert upstream.seen == []
+    assert 400 <= send(servers.proxy, build_request(path, servers, upgrade)) < 500
+    assert servers.upstream.seen == []
 
 
 @for_each("upgrade", ["", HANDSHAKE])
-@for_each("path", FORWARDED)
+@for_each("path", FORWARDED.split())
 def test_an_unusual_path_reaches_only_the_upstream(
-    proxy: str,
-    base_path: str,
-    upstream: RecordingServer,
-    evil: RecordingServer,
-    path: str,
-    upgrade: str,
+    servers: Servers, path: str, upgrade: str
 ) -> None:
     """It arrives below the base URL, with the upstream's own credentials."""
-    upstream.seen.clear()
-    status = send(proxy, build_request(path, evil, upgrade))
+    servers.upstream.seen.clear()
+    status = send(servers.proxy, build_request(path, servers, upgrade))
     assert status == (101 if upgrade else 200)
-    expected = path.replace("EVIL", evil.address).partition("?")[0].removeprefix("/v1")
-    assert upstream.seen == [(base_path + expected, LOGIN)]
+    expected = path.replace("EVIL", servers.evil.address).partition("?")[0].removeprefix("/v1")
+    assert servers.upstream.seen == [(servers.base_path + expected, LOGIN)]
 
 
-@for_each("path", [*PATHS, *FORWARDED])
-def test_a_server_contacts_nobody(server: str, evil: RecordingServer, path: str) -> None:
+@for_each("path", (PATHS + FORWARDED).split())
+def test_a_server_contacts_nobody(servers: Servers, path: str) -> None:
     """No target of a request makes the server itself contact another one."""
     for upgrade in ("", HANDSHAKE):
-        assert 400 <= send(server, build_request(path, evil, upgrade)) < 500
+        assert 400 <= send(servers.server, build_request(path, servers, upgrade)) < 500
 
 
 @for_each("upgrade", ["", HANDSHAKE])
 @for_each("headers", [*HEADERS, *UNUSUAL_HEADERS, *REJECTED_HEADERS])
-def test_headers_do_not_choose_the_host(
-    proxy: str,
-    server: str,
-    upstream: RecordingServer,
-    evil: RecordingServer,
-    headers: str,
-    upgrade: str,
-) -> None:
+def test_headers_do_not_choose_the_host(servers: Servers, headers: str, upgrade: str) -> None:
     """A header changes at most whether the upstream receives a request."""
-    upstream.seen.clear()
-    text = f"GET /v1/x HTTP/1.1\r\n{headers}\r\n{upgrade}\r\n".replace("EVIL", evil.address)
-    status = send(proxy, text.encode())
+    servers.upstream.seen.clear()
+    text = f"GET /v1/x HTTP/1.1\r\n{headers}\r\n{upgrade}\r\n"
+    content = text.replace("EVIL", servers.evil.address).encode()
+    status = send(servers.proxy, content)
     is_forwarded = status in (101, 200)
     assert is_forwarded == (headers in HEADERS) or headers in UNUSUAL_HEADERS
     assert is_forwarded or 400 <= status < 500
-    assert [login for _, login in upstream.seen] == ([LOGIN] if is_forwarded else [])
-    assert 400 <= send(server, text.encode()) < 500
+    assert [login for _, login in servers.upstream.seen] == ([LOGIN] if is_forwarded else [])
+    assert 400 <= send(servers.server, content) < 500
 
 
-@for_each(
-    ("start", "rest"),
-    [("GET", ""), ("POST", "Content-Length: 0\r\n"), ("GET", HANDSHAKE)],
-)
+@for_each(("start", "rest"), [("GET", ""), ("POST", "Content-Length: 0\r\n"), ("GET", HANDSHAKE)])
 @for_each("headers", CROSS_SITE)
 def test_web_pages_of_other_sites_reach_nobody(
-    proxy: str, server: str, upstream: RecordingServer, headers: str, start: str, rest: str
+    servers: Servers, headers: str, start: str, rest: str
 ) -> None:
     """Without a token, a browser's request for a page of another origin is rejected, by proxy and server."""
-    for url, path in ((proxy, "/v1/responses"), (server, "/v1/responses"), (server, "/v1/models")):
+    for url, path in (
+        (servers.proxy, "/v1/responses"),
+        (servers.server, "/v1/responses"),
+        (servers.server, "/v1/models"),
+    ):
         host = url.removeprefix("http://")
         text = f"{start} {path} HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n{rest}\r\n"
         assert send(url, text.encode()) == 403
-    assert upstream.seen == []
+    assert servers.upstream.seen == []
 
 
 @for_each("upgrade", ["", HANDSHAKE])
 @for_each("headers", SAME_SITE)
 def test_programs_and_own_pages_reach_the_upstream(
-    proxy: str, upstream: RecordingServer, headers: str, upgrade: str
+    servers: Servers, headers: str, upgrade: str
 ) -> None:
     """Programs send no headers of a browser, and a page of the same origin is trusted."""
-    upstream.seen.clear()
-    host = proxy.removeprefix("http://")
+    servers.upstream.seen.clear()
+    host = servers.proxy.removeprefix("http://")
     text = f"GET /v1/x HTTP/1.1\r\nHost: {host}\r\n{headers.replace('PROXY', host)}{upgrade}\r\n"
-    assert send(proxy, text.encode()) in (101, 200)
-    assert [login for _, login in upstream.seen] == [LOGIN]
+    assert send(servers.proxy, text.encode()) in (101, 200)
+    assert [login for _, login in servers.upstream.seen] == [LOGIN]
 
 
-@pytest.mark.parametrize("upgrade", ["", HANDSHAKE], ids=["http", "websocket"])
-def test_a_token_replaces_the_check_of_the_origin(
-    upstream: RecordingServer, base_path: str, upgrade: str
-) -> None:
+@for_each("upgrade", ["", HANDSHAKE])
+def test_a_token_replaces_the_check_of_the_origin(servers: Servers, upgrade: str) -> None:
     """A request with the token is accepted from any program, also from one that sends an origin."""
-    address = f"http://svc:secret@{upstream.address}{base_path}"
+    address = f"http://svc:secret@{servers.upstream.address}{servers.base_path}"
+    start = "GET /v1/responses HTTP/1.1\r\nHost: any.example"
     with serve_proxy(address, token="token") as proxy, serve(token="token", hosts=None) as server:
         for url, header in ((proxy, "x-kedge-token: "), (server.url, "authorization: Bearer ")):
-            text = (
-                f"GET /v1/responses HTTP/1.1\r\nHost: any.example\r\n{CROSS_SITE[-1]}\r\n{upgrade}"
-            )
+            text = f"{start}\r\n{CROSS_SITE[-1]}\r\n{upgrade}"
             assert send(url, f"{text}\r\n".encode()) == 401
             status = send(url, f"{text}{header}token\r\n\r\n".encode())
             assert status == (101 if upgrade else 405 if url == server.url else 200)
 
 
 @for_each("body", BODIES)
-def test_bodies_do_not_choose_the_host(
-    proxy: str,
-    server: str,
-    base_path: str,
-    upstream: RecordingServer,
-    evil: RecordingServer,
-    body: bytes,
-) -> None:
+def test_bodies_do_not_choose_the_host(servers: Servers, body: bytes) -> None:
     """A body is passed on to the upstream; neither the proxy nor a server follows an address in it."""
-    upstream.seen.clear()
-    body = body.replace(b"EVIL", evil.address.encode())
+    servers.upstream.seen.clear()
+    body = body.replace(b"EVIL", servers.evil.address.encode())
     head = "HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     request = f"POST /v1/responses {head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-    assert send(proxy, request) == 200
-    assert upstream.seen == [(f"{base_path}/responses", LOGIN)]
-    assert 200 <= send(server, request) < 500
+    assert send(servers.proxy, request) == 200
+    assert servers.upstream.seen == [(f"{servers.base_path}/responses", LOGIN)]
+    assert 200 <= send(servers.server, request) < 500
 
 
-@pytest.mark.parametrize("upgrade", ["", HANDSHAKE], ids=["http", "websocket"])
+@for_each("upgrade", ["", HANDSHAKE])
 def test_a_redirect_is_not_followed(
-    proxy: str,
-    upstream: RecordingServer,
-    evil: RecordingServer,
-    upgrade: str,
-    monkeypatch: pytest.MonkeyPatch,
+    servers: Servers, upgrade: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A redirect of the upstream sends neither the proxy nor its client to another host."""
-    for target in (f"{evil.url}/v1/x", f"//{evil.address}/x", f"ws://{evil.address}/x"):
-        monkeypatch.setattr(upstream, "redirect_to", target)
-        assert send(proxy, build_request("/v1/x", evil, upgrade)) == 307
+    host = servers.evil.address
+    for target in (f"http://{host}/v1/x", f"//{host}/x", f"ws://{host}/x"):
+        monkeypatch.setattr(servers.upstream, "redirect_to", target)
+        assert send(servers.proxy, build_request("/v1/x", servers, upgrade)) == 307

@@ -1,16 +1,14 @@
 """Validation of chat completion requests and its error messages."""
 
-import json
 from typing import Any
 
-import httpx2
 import pytest
 
 from for_each import for_each
 from kedge.server.errors import ApiError
 from kedge.server.routes.chat_requests import parse_request
 from kedge.testing import TestServer
-from server.waiting import TIMEOUT
+from server.conftest import open_client
 
 USER = {"role": "user", "content": "Hello"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -28,117 +26,92 @@ def talk(*messages: dict[str, Any], **members: Any) -> dict[str, Any]:
     return make_request(messages=list(messages), **members)
 
 
-INVALID_REQUESTS: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"messages": [USER]}, "model", "Missing required parameter: 'model'."),
-    ({"model": "practice"}, "messages", "Missing required parameter: 'messages'."),
-    (make_request(model=""), "model", "does not exist"),
-    (make_request(model=5), "model", "expected a string, but got an integer"),
-    (talk(), "messages", "empty array"),
-    (make_request(messages="Hello"), "messages", "expected an array of objects"),
-    (talk({"content": "x"}), "messages[0].role", "Missing required parameter"),
+ASSISTANT = {"role": "assistant", "content": None}
+INVALID_MESSAGES: list[tuple[list[Any], str, str]] = [
+    ([], "messages", "empty array"),
+    ([{"content": "x"}], "messages[0].role", "Missing required parameter"),
+    ([{"role": "user"}], "messages[0].content", "Missing required parameter"),
+    ([{**USER, "mood": "x"}], "messages[0].mood", "Unknown parameter"),
+    ([{**USER, "content": None}], "messages[0].content", "but got null"),
     (
-        talk({"role": "user"}),
-        "messages[0].content",
-        "Missing required parameter",
-    ),
-    (talk({**USER, "mood": "x"}), "messages[0].mood", "Unknown parameter"),
-    (talk({**USER, "content": None}), "messages[0].content", "but got null"),
-    (
-        talk({**USER, "content": [{"type": "input_text", "text": "x"}]}),
+        [{**USER, "content": [{"type": "input_text", "text": "x"}]}],
         "messages[0].content[0].type",
         "Supported values are: 'text', 'image_url', 'input_audio', and 'file'.",
     ),
     (
-        talk({"role": "system", "content": [{"type": "image_url"}]}),
+        [{"role": "system", "content": [{"type": "image_url"}]}],
         "messages[0].content[0].type",
         "Supported values are: 'text'.",
     ),
+    ([USER, RESULT_MESSAGE], "messages.[1].role", "must be a response to a preceeding"),
+    ([USER, CALL_MESSAGE, USER], "messages.[2].role", "did not have response messages: call_1"),
+    ([USER, CALL_MESSAGE], "messages.[2].role", "did not have response messages"),
     (
-        talk(USER, RESULT_MESSAGE),
-        "messages.[1].role",
-        "must be a response to a preceeding",
-    ),
-    (
-        talk(USER, CALL_MESSAGE, USER),
-        "messages.[2].role",
-        "did not have response messages: call_1",
-    ),
-    (
-        talk(USER, CALL_MESSAGE),
-        "messages.[2].role",
-        "did not have response messages",
-    ),
-    (
-        talk(USER, CALL_MESSAGE, {**RESULT_MESSAGE, "tool_call_id": "call_2"}),
+        [USER, CALL_MESSAGE, {**RESULT_MESSAGE, "tool_call_id": "call_2"}],
         "messages.[2].tool_call_id",
         "'tool_call_id' of 'call_2' not found",
     ),
     (
-        talk(USER, CALL_MESSAGE, RESULT_MESSAGE, USER, RESULT_MESSAGE),
+        [USER, CALL_MESSAGE, RESULT_MESSAGE, USER, RESULT_MESSAGE],
         "messages.[4].role",
         "must be a response",
     ),
+    ([USER, {**CALL_MESSAGE, "tool_calls": []}], "messages[1].tool_calls", "empty array"),
+    ([USER, ASSISTANT], "messages.[1].content", "expected a string, got null"),
     (
-        talk(USER, {**CALL_MESSAGE, "tool_calls": []}),
-        "messages[1].tool_calls",
-        "empty array",
-    ),
-    (
-        talk(USER, {"role": "assistant", "content": None}),
-        "messages.[1].content",
-        "expected a string, got null",
-    ),
-    (talk(USER, input="x"), "input", "Unknown parameter: 'input'."),
-    (make_request(temprature=1), "temprature", "Did you mean 'temperature'?"),
-    (make_request(temperature=3), "temperature", "decimal above maximum value"),
-    (make_request(n=2), "n", "one choice"),
-    (make_request(modalities=["text", "audio"]), "modalities", "text only"),
-    (make_request(stop=["a", "b", "c", "d", "e"]), "stop", "array too long"),
-    (
-        make_request(stream_options={"include_usage": True}),
-        "stream_options",
-        "only allowed when 'stream'",
-    ),
-    (make_request(tool_choice="auto"), "tool_choice", "only allowed when 'tools' are specified"),
-    (make_request(parallel_tool_calls=False), "parallel_tool_calls", "only allowed when 'tools'"),
-    (make_request(tools=[{"type": "function"}]), "tools[0].function", "Missing required parameter"),
-    (
-        make_request(tools=[{"type": "function", "name": "f"}]),
-        "tools[0].function",
-        "Missing required",
-    ),
-    (
-        make_request(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}),
-        "tool_choice",
-        "Tool choice 'g' not found in 'tools' parameter.",
-    ),
-    (make_request(max_tokens=5, max_completion_tokens=5), "max_tokens", "at the same time"),
-    (
-        make_request(response_format={"type": "json_object"}),
-        "messages",
-        "must contain the word 'json'",
-    ),
-    (
-        make_request(response_format={"type": "json_schema"}),
-        "response_format.json_schema",
-        "Missing required parameter",
-    ),
-    (make_request(functions=[]), "functions", "Unknown parameter"),
-    (
-        talk(USER, {"role": "assistant", "content": "x", "function_call": {}}),
+        [USER, {**ASSISTANT, "content": "x", "function_call": {}}],
         "messages.[1].function_call",
         "does not support 'function_call'",
     ),
 ]
+ONLY_TOOLS = "only allowed when 'tools' are specified"
+OTHER_CHOICE = {"type": "function", "function": {"name": "g"}}
+INVALID_MEMBERS: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"model": ...}, "model", "Missing required parameter: 'model'."),
+    ({"messages": ...}, "messages", "Missing required parameter: 'messages'."),
+    ({"model": ""}, "model", "does not exist"),
+    ({"model": 5}, "model", "expected a string, but got an integer"),
+    ({"messages": "Hello"}, "messages", "expected an array of objects"),
+    ({"input": "x"}, "input", "Unknown parameter: 'input'."),
+    ({"temprature": 1}, "temprature", "Did you mean 'temperature'?"),
+    ({"temperature": 3}, "temperature", "decimal above maximum value"),
+    ({"n": 2}, "n", "one choice"),
+    ({"modalities": ["text", "audio"]}, "modalities", "text only"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "array too long"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed when 'stream'"),
+    ({"tool_choice": "auto"}, "tool_choice", ONLY_TOOLS),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls", ONLY_TOOLS),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "Missing required parameter"),
+    ({"tools": [{"type": "function", "name": "f"}]}, "tools[0].function", "Missing required"),
+    (
+        {"tools": [TOOL], "tool_choice": OTHER_CHOICE},
+        "tool_choice",
+        "Tool choice 'g' not found in 'tools' parameter.",
+    ),
+    ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "at the same time"),
+    ({"response_format": {"type": "json_object"}}, "messages", "must contain the word 'json'"),
+    (
+        {"response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+        "Missing required parameter",
+    ),
+    ({"functions": []}, "functions", "Unknown parameter"),
+]
+INVALID_REQUESTS = [
+    *INVALID_MEMBERS,
+    *(({"messages": messages}, *error) for messages, *error in INVALID_MESSAGES),
+]
 
 
-@for_each(("body", "param", "message"), INVALID_REQUESTS)
-def test_invalid_request_is_rejected(body: dict[str, Any], param: str | None, message: str) -> None:
+@for_each(("members", "param", "message"), INVALID_REQUESTS)
+def test_invalid_request_is_rejected(
+    members: dict[str, Any], param: str | None, message: str
+) -> None:
     """An invalid request is rejected with the API's message and the invalid parameter."""
+    body = {name: value for name, value in make_request(**members).items() if value is not ...}
     with pytest.raises(ApiError) as exc_info:
         parse_request(body)
-    assert exc_info.value.status == 400
-    assert exc_info.value.param == param
+    assert (exc_info.value.status, exc_info.value.param) == (400, param)
     assert message in exc_info.value.message
 
 
@@ -198,9 +171,8 @@ def test_parameters_are_converted_to_the_responses_api() -> None:
 
 def test_errors_have_openais_format(server: TestServer) -> None:
     """An error has OpenAI's four members, and a request id in the headers."""
-    answer = httpx2.post(
-        f"{server.base_url}/chat/completions", json={"model": "x"}, timeout=TIMEOUT
-    )
+    with open_client(server) as http:
+        answer = http.post("/v1/chat/completions", json={"model": "x"})
     assert answer.status_code == 400
     assert answer.json()["error"] == {
         "message": "Missing required parameter: 'messages'.",
@@ -209,4 +181,4 @@ def test_errors_have_openais_format(server: TestServer) -> None:
         "code": "missing_required_parameter",
     }
     assert answer.headers["x-request-id"].startswith("req_")
-    assert "request-id" not in json.dumps(answer.json())
+    assert "request-id" not in answer.text
