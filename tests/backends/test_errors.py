@@ -22,45 +22,31 @@ from kedge.errors import (
 
 REASON = "image input is not supported - hint: if this is unexpected, you may need an mmproj"
 LLAMA_CPP = {"error": {"code": 500, "message": REASON, "type": "server_error"}}
-FAILED: Any = {
-    "type": "response.failed",
-    "sequence_number": 0,
-    "response": {
-        "id": "resp_1",
-        "status": "failed",
-        "output": [],
-        "error": {"code": "server_error", "message": REASON},
-    },
-}
+RESPONSE: Any = {"id": "resp_1", "status": "failed", "output": []}
+RESPONSE["error"] = {"code": "server_error", "message": REASON}
+FAILED: Any = {"type": "response.failed", "sequence_number": 0, "response": RESPONSE}
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("kind", ["chat", "responses", "anthropic"])
+@for_each("streamed", [False, True])
+@for_each("kind", ["chat", "responses", "anthropic", "failed"])
 def test_permanent_failure_is_a_client_error_with_its_reason(
     kind: str, streamed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """llama.cpp reports an image that its model cannot read as HTTP 500; a retry cannot help."""
+    """llama.cpp reports an image that its model cannot read as HTTP 500, or in its stream; a retry cannot help."""
+    caplog.clear()
     caplog.set_level(logging.WARNING, "kedge.backends")
+    is_late = kind == "failed" and streamed
     with (
-        serve_handler(make_handler(lambda: json_response(LLAMA_CPP, 500))) as upstream,
-        connect_backend(kind, upstream) as client,
+        serve_handler(
+            make_handler(lambda: sse_response(FAILED) if is_late else json_response(LLAMA_CPP, 500))
+        ) as upstream,
+        connect_backend("responses" if kind == "failed" else kind, upstream) as client,
         pytest.raises(openai.BadRequestError) as exc_info,
     ):
         client.responses.create(model="any", input="Hello", stream=streamed)
     assert REASON in exc_info.value.message
-    assert exc_info.value.code == "upstream_refused"
-    assert REASON in caplog.text
-
-
-def test_permanent_failure_in_a_stream_is_a_client_error() -> None:
-    """A permanent failure that the upstream reports in its stream before any output is a client error."""
-    with (
-        serve_handler(make_handler(lambda: sse_response(FAILED))) as upstream,
-        connect_backend("responses", upstream) as client,
-        pytest.raises(openai.BadRequestError) as exc_info,
-    ):
-        client.responses.create(model="any", input="Hello", stream=True)
-    assert REASON in exc_info.value.message
+    assert is_late or exc_info.value.code == "upstream_refused"
+    assert is_late or REASON in caplog.text
 
 
 @for_each(

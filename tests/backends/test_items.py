@@ -28,7 +28,7 @@ from kedge.server.output_writer import OutputWriter
 from kedge.turns import Block, Source, opaque, reasoning, tool_call
 
 
-def convert_events(events: Sequence[Event], blocks: tuple[Block, ...] = ()) -> list[OutputEvent]:
+def convert_events(*events: Event, blocks: tuple[Block, ...] = ()) -> list[OutputEvent]:
     """Convert these events and the end of the answer to output events."""
     emitter = OutputEmitter("before")
     output = [output_event for event in events for output_event in emitter.feed(event)]
@@ -58,22 +58,15 @@ def summarize_items(output: Sequence[OutputEvent]) -> list[tuple[str, str]]:
 def test_items_are_streamed_in_order() -> None:
     """Reasoning is closed when the text starts, and the text is closed when a call starts."""
     output = convert_events(
-        [
-            ReasoningDelta("Hm", "reasoning", output_index=0),
-            TextDelta("Hel", output_index=1),
-            TextDelta("lo", output_index=1),
-            ToolCallStarted("c1", "f", output_index=2),
-            ToolArgumentsDelta("c1", "{}"),
-            ToolCallCompleted("c1", "f", "{}", output_index=2),
-        ]
+        ReasoningDelta("Hm", "reasoning", output_index=0),
+        TextDelta("Hel", output_index=1),
+        TextDelta("lo", output_index=1),
+        ToolCallStarted("c1", "f", output_index=2),
+        ToolArgumentsDelta("c1", "{}"),
+        ToolCallCompleted("c1", "f", "{}", output_index=2),
     )
-    assert output[:5] == [
-        ItemOpened("reasoning"),
-        ItemDelta("Hm"),
-        ItemClosed(),
-        ItemOpened("text"),
-        ItemDelta("Hel"),
-    ]
+    assert output[:3] == [ItemOpened("reasoning"), ItemDelta("Hm"), ItemClosed()]
+    assert output[3:5] == [ItemOpened("text"), ItemDelta("Hel")]
     assert summarize_items(output) == [("reasoning", "Hm"), ("text", "Hello"), ("f", "{}")]
     assert output[-1] == ModelUsage(1, 2)
 
@@ -82,28 +75,26 @@ def test_reasoning_without_text_keeps_its_position() -> None:
     """Encrypted reasoning has no deltas and is emitted before the message; inside a call, at the end."""
     item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "seal"}
     text = TextDelta("Hello", output_index=1)
-    output = convert_events([ItemCompleted(item, 0), text])
+    output = convert_events(ItemCompleted(item, 0), text)
     assert summarize_items(output) == [("reasoning", ""), ("text", "Hello")]
     late = reasoning(encrypted_content="seal").with_source(Source(output_index=1))
     call = ToolCallStarted("c1", "f", output_index=0)
-    output = convert_events([call, ItemCompleted(item, 1)], (late,))
+    output = convert_events(call, ItemCompleted(item, 1), blocks=(late,))
     assert summarize_items(output) == [("f", ""), ("reasoning", "")]
 
 
 def test_interleaved_calls_are_emitted_one_after_another() -> None:
     """Output that arrives while a call is open is held back until the call is closed."""
     output = convert_events(
-        [
-            ToolCallStarted("c1", "f", output_index=0),
-            ToolCallStarted("c2", "g", output_index=1),
-            ToolArgumentsDelta("c2", '{"b"'),
-            ToolArgumentsDelta("c1", '{"a"'),
-            TextDelta("aside", output_index=2),
-            ToolArgumentsDelta("c2", ":2}"),
-            ToolArgumentsDelta("c1", ":1}"),
-            ToolCallCompleted("c1", "f", '{"a":1}', output_index=0),
-            ToolCallCompleted("c2", "g", '{"b":2}', output_index=1),
-        ]
+        ToolCallStarted("c1", "f", output_index=0),
+        ToolCallStarted("c2", "g", output_index=1),
+        ToolArgumentsDelta("c2", '{"b"'),
+        ToolArgumentsDelta("c1", '{"a"'),
+        TextDelta("aside", output_index=2),
+        ToolArgumentsDelta("c2", ":2}"),
+        ToolArgumentsDelta("c1", ":1}"),
+        ToolCallCompleted("c1", "f", '{"a":1}', output_index=0),
+        ToolCallCompleted("c2", "g", '{"b":2}', output_index=1),
     )
     assert summarize_items(output) == [("f", '{"a":1}'), ("g", '{"b":2}'), ("text", "aside")]
 
@@ -111,11 +102,9 @@ def test_interleaved_calls_are_emitted_one_after_another() -> None:
 def test_unfinished_calls_are_closed_with_the_answer() -> None:
     """Calls of servers that do not report when a call is complete are closed at the end of the answer."""
     output = convert_events(
-        [
-            ToolCallStarted("c1", "f", output_index=0),
-            ToolArgumentsDelta("c1", "{}"),
-            ToolCallStarted("c2", "g", output_index=1),
-        ]
+        ToolCallStarted("c1", "f", output_index=0),
+        ToolArgumentsDelta("c1", "{}"),
+        ToolCallStarted("c2", "g", output_index=1),
     )
     assert summarize_items(output) == [("f", "{}"), ("g", "")]
 
@@ -123,12 +112,10 @@ def test_unfinished_calls_are_closed_with_the_answer() -> None:
 def test_renamed_call_retains_its_first_id() -> None:
     """A renamed call retains its first id, because a client has seen it and sends the result with it."""
     output = convert_events(
-        [
-            ToolCallStarted("made_up", "f", output_index=0),
-            ToolCallRenamed("c1", was="made_up"),
-            ToolArgumentsDelta("c1", "{}"),
-            ToolCallCompleted("c1", "f", "{}", output_index=0),
-        ]
+        ToolCallStarted("made_up", "f", output_index=0),
+        ToolCallRenamed("c1", was="made_up"),
+        ToolArgumentsDelta("c1", "{}"),
+        ToolCallCompleted("c1", "f", "{}", output_index=0),
     )
     assert output[0] == ItemOpened("function_call", "f", "made_up")
     assert summarize_items(output) == [("f", "{}")]
@@ -138,8 +125,9 @@ def test_missing_stream_parts_are_sent_at_the_end() -> None:
     """The rest of a part and items that only the finished answer contains are sent at the end."""
     late = tool_call("g", "{}", call_id="c9").with_source(Source(output_index=7))
     output = convert_events(
-        [TextDelta("Hel", output_index=0), PartCompleted("text", "Hello", output_index=0)],
-        (late,),
+        TextDelta("Hel", output_index=0),
+        PartCompleted("text", "Hello", output_index=0),
+        blocks=(late,),
     )
     assert summarize_items(output) == [("text", "Hello"), ("g", "{}")]
 

@@ -7,13 +7,6 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from openai.types.responses import (
-    ResponseCompletedEvent,
-    ResponseOutputMessage,
-    ResponseOutputText,
-    ResponseTextDeltaEvent,
-    ResponseTextDoneEvent,
-)
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,6 +17,7 @@ from kedge.middleware import guard, redact, with_middleware
 from kedge.providers import connect
 from kedge.server.models import Model
 from kedge.testing import serve
+from server.conftest import ask
 
 TOKENS = ["It", " is", " \U0001f600", ".", " END", " here"]
 INCLUDE = "message.output_text.logprobs"
@@ -31,18 +25,12 @@ INCLUDE = "message.output_text.logprobs"
 
 def build_logprobs(tokens: list[str], top: int) -> list[dict[str, Any]]:
     """Return the log probabilities of these tokens, with alternatives."""
-    return [
-        {
-            "token": token,
-            "logprob": -0.5,
-            "bytes": list(token.encode()),
-            "top_logprobs": [
-                {"token": f"{token}{rank}", "logprob": -float(rank), "bytes": None}
-                for rank in range(top)
-            ],
-        }
-        for token in tokens
-    ]
+
+    def build(token: str) -> dict[str, Any]:
+        ranks = [{"token": f"{token}{n}", "logprob": -float(n), "bytes": None} for n in range(top)]
+        return {"token": token, "logprob": -0.5, "bytes": [*token.encode()], "top_logprobs": ranks}
+
+    return [build(token) for token in tokens]
 
 
 def encode_events(events: list[dict[str, Any]]) -> Response:
@@ -63,29 +51,23 @@ async def answer(request: Request) -> Response:
 def _respond(body: dict[str, Any], logprobs: list[dict[str, Any]]) -> Response:
     part = {"type": "output_text", "text": "".join(TOKENS), "annotations": [], "logprobs": logprobs}
     message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
-    finished = {"id": "resp_1", "status": "completed", "output": [{**message, "content": [part]}]}
+    whole = {**message, "content": [part]}
+    finished = {"id": "resp_1", "status": "completed", "output": [whole]}
     if not body["stream"]:
         return json_response(finished)
     place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    delta = {**place, "type": "response.output_text.delta"}
     deltas = [
-        {
-            **place,
-            "type": "response.output_text.delta",
-            "delta": token,
-            "logprobs": logprobs[index : index + 1],
-        }
+        {**delta, "delta": token, "logprobs": logprobs[index : index + 1]}
         for index, token in enumerate(TOKENS)
     ]
+    item = {"output_index": 0, "item": message}
     return encode_events(
         [
             {"type": "response.created", "response": {"id": "resp_1", "output": []}},
-            {"type": "response.output_item.added", "output_index": 0, "item": message},
+            {**item, "type": "response.output_item.added"},
             *deltas,
-            {
-                "type": "response.output_item.done",
-                "output_index": 0,
-                "item": {**message, "content": [part]},
-            },
+            {**item, "type": "response.output_item.done", "item": whole},
             {"type": "response.completed", "response": finished},
         ]
     )
@@ -94,21 +76,15 @@ def _respond(body: dict[str, Any], logprobs: list[dict[str, Any]]) -> Response:
 def _complete(body: dict[str, Any], logprobs: list[dict[str, Any]]) -> Response:
     """Return a completion; a stream sends the emoji after the token of its first byte, as OpenAI does."""
     if not body.get("stream"):
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": "".join(TOKENS)},
-            "logprobs": {"content": logprobs, "refusal": None} if logprobs else None,
-            "finish_reason": "stop",
-        }
+        message = {"role": "assistant", "content": "".join(TOKENS)}
+        content = {"content": logprobs, "refusal": None} if logprobs else None
+        choice = {"index": 0, "message": message, "logprobs": content, "finish_reason": "stop"}
         return json_response({"id": "c_1", "object": "chat.completion", "choices": [choice]})
     texts = [*TOKENS[:2], "", TOKENS[2] + TOKENS[3], *TOKENS[4:]]
-    choices = [
-        {
-            "index": 0,
-            "delta": {"content": text},
-            "logprobs": {"content": logprobs[index : index + 1], "refusal": None},
-        }
-        for index, text in enumerate(texts)
+    lists = [{"content": logprobs[at : at + 1], "refusal": None} for at in range(len(texts))]
+    choices: list[dict[str, Any]] = [
+        {"index": 0, "delta": {"content": text}, "logprobs": each}
+        for text, each in zip(texts, lists, strict=True)
     ]
     choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
     return encode_events([{"id": "c_1", "choices": [choice]} for choice in choices])
@@ -127,13 +103,10 @@ def open_client(
         yield client
 
 
-def read_message(response: Any) -> ResponseOutputText:
-    """Return the text of a response."""
-    [message] = response.output
-    assert isinstance(message, ResponseOutputMessage)
-    [part] = message.content
-    assert isinstance(part, ResponseOutputText)
-    return part
+def read_text(response: Any) -> tuple[str, list[dict[str, Any]]]:
+    """Return the text of a response, and its log probabilities."""
+    ((part,),) = (item.content for item in response.output)
+    return part.text, dump(part.logprobs)
 
 
 def dump(logprobs: Any) -> list[dict[str, Any]]:
@@ -147,76 +120,53 @@ KINDS = pytest.mark.parametrize("kind", ["responses", "responses, stateless", "c
 @KINDS
 def test_complete_response_has_them(kind: str) -> None:
     """They are in the text of the response, also when it is retrieved, and only if they were requested."""
+    text = "".join(TOKENS)
     with open_client(kind) as client:
-        request: Any = {"model": "m", "input": "Hi", "include": [INCLUDE]}
-        response = client.responses.create(**request, top_logprobs=2)
-        plain = client.responses.create(**request)
-        without = client.responses.create(model="m", input="Hi")
+        response = ask(client, "Hi", include=[INCLUDE], top_logprobs=2)
+        plain = ask(client, "Hi", include=[INCLUDE])
         retrieved = client.responses.retrieve(response.id)
-        followed = client.responses.create(
-            model="m", input="And?", previous_response_id=response.id
-        )
-    assert read_message(response).text == "".join(TOKENS)
-    assert dump(read_message(response).logprobs) == build_logprobs(TOKENS, 2)
-    assert dump(read_message(retrieved).logprobs) == build_logprobs(TOKENS, 2)
-    assert dump(read_message(plain).logprobs) == build_logprobs(TOKENS, 0)
-    assert read_message(without).logprobs == []
-    assert read_message(followed).logprobs == []
+        others = [ask(client, "Hi"), ask(client, "And?", response.id)]
+    assert read_text(response) == read_text(retrieved) == (text, build_logprobs(TOKENS, 2))
+    assert read_text(plain) == (text, build_logprobs(TOKENS, 0))
+    assert [read_text(each) for each in others] == [(text, [])] * 2
 
 
 @KINDS
 def test_streamed_response_has_them_with_each_delta(kind: str) -> None:
     """Each delta has those of its tokens, and the end of the text has all of them."""
     with open_client(kind) as client:
-        request: Any = {"model": "m", "input": "Hi", "include": [INCLUDE], "top_logprobs": 1}
-        events = list(client.responses.create(**request, stream=True))
-        without = list(client.responses.create(model="m", input="Hi", stream=True))
-    deltas = [event for event in events if isinstance(event, ResponseTextDeltaEvent)]
+        options: Any = {"include": [INCLUDE], "top_logprobs": 1, "stream": True}
+        events: list[Any] = list(ask(client, "Hi", **options))
+        without = list(ask(client, "Hi", stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
     assert "".join(event.delta for event in deltas) == "".join(TOKENS)
     found = [each for event in deltas for each in dump(event.logprobs)]
     assert found == build_logprobs(TOKENS, 1)
     assert all("".join(each.token for each in event.logprobs) == event.delta for event in deltas)
-    [done] = [event for event in events if isinstance(event, ResponseTextDoneEvent)]
-    assert dump(done.logprobs) == found
-    completed = events[-1]
-    assert isinstance(completed, ResponseCompletedEvent)
-    assert dump(read_message(completed.response).logprobs) == found
-    assert not any(e.logprobs for e in without if isinstance(e, ResponseTextDeltaEvent))
+    (done,) = (event for event in events if event.type == "response.output_text.done")
+    assert dump(done.logprobs) == read_text(events[-1].response)[1] == found
+    assert not any(e.logprobs for e in without if e.type == "response.output_text.delta")
 
 
-@KINDS
-@pytest.mark.parametrize("stream", [False, True])
-def test_chat_completion_has_them(kind: str, stream: bool) -> None:
-    """The Chat Completions API has them in its choice, in one list or with each chunk."""
-    request: Any = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-    with open_client(kind) as client:
-        found, without = (
-            _read_choices(client, stream, **request, **options)
-            for options in ({"logprobs": True, "top_logprobs": 2}, {})
-        )
-    assert found == build_logprobs(TOKENS, 2)
-    assert without == []
-
-
-def _read_choices(client: OpenAI, stream: bool, **request: Any) -> list[dict[str, Any]]:
-    answered: Any = client.chat.completions.create(**request, stream=stream)
+def read_choices(client: OpenAI, stream: bool, **options: Any) -> list[dict[str, Any]]:
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    create: Any = client.chat.completions.create
+    answered = create(model="m", messages=messages, stream=stream, **options)
     choices = [chunk.choices[0] for chunk in (answered if stream else [answered])]
     return [each for choice in choices if choice.logprobs for each in dump(choice.logprobs.content)]
 
 
 @KINDS
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("stop", "kept"), [("END", 5), (". E", 3), ("Zz", 6), ("s \U0001f600x", 6)]
-)
-def test_stop_sequence_ends_them_with_the_text(
-    kind: str, stream: bool, stop: str, kept: int
-) -> None:
-    """Tokens behind a stop sequence are left out; one that contains its beginning is not."""
-    request: Any = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stop": stop}
+def test_chat_completion_has_them(kind: str, stream: bool) -> None:
+    """A choice or its chunks have them; tokens behind a stop sequence are left out, not one with its beginning."""
     with open_client(kind) as client:
-        found = _read_choices(client, stream, **request, logprobs=True)
-    assert found == build_logprobs(TOKENS[:kept], 0)
+        found = read_choices(client, stream, logprobs=True, top_logprobs=2)
+        assert found == build_logprobs(TOKENS, 2)
+        assert read_choices(client, stream) == []
+        for stop, kept in (("END", 5), (". E", 3), ("Zz", 6), ("s \U0001f600x", 6)):
+            found = read_choices(client, stream, logprobs=True, stop=stop)
+            assert found == build_logprobs(TOKENS[:kept], 0), stop
 
 
 def make_guarded_model(kind: str, url: str) -> Model:
@@ -231,6 +181,5 @@ def make_guarded_model(kind: str, url: str) -> Model:
 @pytest.mark.parametrize("stream", [False, True])
 def test_redacted_text_has_none(kind: str, stream: bool) -> None:
     """Tokens of a text that a guard changed are not shown."""
-    request: Any = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
     with open_client(kind, make_guarded_model) as client:
-        assert _read_choices(client, stream, **request, logprobs=True) == []
+        assert read_choices(client, stream, logprobs=True) == []

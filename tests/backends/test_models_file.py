@@ -1,11 +1,13 @@
 """Test loading several models from a file, and the errors for an invalid file."""
 
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
 
+from for_each import for_each
 from kedge.backends import load_models
 from kedge.errors import CannotConnect, InvalidSetting
 from kedge.testing import TestServer, serve
@@ -46,10 +48,9 @@ def test_models_are_found_by_their_names(tmp_path: Path, upstream: TestServer) -
         with pytest.raises(openai.BadRequestError) as exc_info:
             client.responses.create(model="other", input="Hello")
         assert (exc_info.value.code, exc_info.value.param) == ("model_not_found", "model")
+        hello: Any = [{"role": "user", "content": "Hello"}]
         with pytest.raises(openai.NotFoundError) as missing:
-            client.chat.completions.create(
-                model="other", messages=[{"role": "user", "content": "Hello"}]
-            )
+            client.chat.completions.create(model="other", messages=hello)
         assert missing.value.code == "model_not_found"
         with pytest.raises(openai.BadRequestError, match="context"):
             client.responses.create(model="here", input="words " * 2000)
@@ -84,7 +85,7 @@ INVALID_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), INVALID_FILES)
+@for_each(("text", "message"), INVALID_FILES)
 def test_an_error_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     """An error names the key and the correct form in one line and never contains the secret."""
     with pytest.raises((InvalidSetting, CannotConnect)) as exc_info:
