@@ -1,13 +1,11 @@
 """Background responses: polling, cancellation, resumed streams and restarts."""
 
-import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from openai import OpenAI
 
 from kedge.server.background import EventLog
 from kedge.server.models import ItemClosed, OutputEvent, Prompt
@@ -15,11 +13,10 @@ from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
 from kedge.server.storage.database import SQLiteServerDatabase
 from kedge.testing import TestServer, serve
-from server.conftest import check_response_object, open_client
+from server.conftest import Connect, check_response_object, open_client, parse_events
 from server.gated_model import GatedModel
 from server.waiting import wait_until
 
-Connect = Callable[[TestServer], OpenAI]
 Event = dict[str, Any]
 
 
@@ -35,15 +32,36 @@ def create_response(http: httpx2.Client, prompt: str = "wait", **body: Any) -> A
     return http.post("/v1/responses", json=request).json()
 
 
+def create_conversation(http: httpx2.Client) -> str:
+    return http.post("/v1/conversations", json={}).json()["id"]
+
+
+def create_streamed(http: httpx2.Client) -> str:
+    """Create a response, read its stream to the end, and return its id."""
+    with open_stream(http, "hello") as answer:
+        return EventReader(answer).read_rest()[0]["response"]["id"]
+
+
+def wait_for(http: httpx2.Client, response: Any, status: str) -> Any:
+    """Wait until a response has a status, and return it."""
+    wait_until(lambda: get_status(http, response["id"]) == status)
+    return http.get(f"/v1/responses/{response['id']}").json()
+
+
+def cancel(http: httpx2.Client, response_id: str) -> httpx2.Response:
+    return http.post(f"/v1/responses/{response_id}/cancel")
+
+
+def resume_rejected(http: httpx2.Client, response_id: str, **query: Any) -> Any:
+    """Return the error of a stream that cannot be resumed."""
+    with resume_stream(http, response_id, **query) as answer:
+        answer.read()
+    assert answer.status_code == 400
+    return answer.json()["error"]
+
+
 def get_status(http: httpx2.Client, response_id: str) -> str:
     return http.get(f"/v1/responses/{response_id}").json()["status"]
-
-
-def parse_events(lines: Iterator[str]) -> Iterator[Event]:
-    """Yield the events of a stream as they arrive."""
-    for line in lines:
-        if line.startswith("data: {"):
-            yield json.loads(line.removeprefix("data: "))
 
 
 class EventReader:
@@ -74,13 +92,10 @@ def test_response_is_queued_in_progress_and_completed(
 ) -> None:
     """The status of a background response changes from queued to in progress to completed."""
     created = check_response_object(create_response(http))
-    assert created["status"] == "queued"
-    assert created["background"] is True
-    assert created["output"] == []
-    wait_until(lambda: get_status(http, created["id"]) == "in_progress")
+    assert (created["status"], created["background"], created["output"]) == ("queued", True, [])
+    wait_for(http, created, "in_progress")
     model.open_gate()
-    wait_until(lambda: get_status(http, created["id"]) == "completed")
-    response = check_response_object(http.get(f"/v1/responses/{created['id']}").json())
+    response = check_response_object(wait_for(http, created, "completed"))
     assert response["output"][0]["content"][0]["text"] == "answer to wait"
     assert response["usage"]["output_tokens"] > 0
 
@@ -95,7 +110,7 @@ def test_running_and_queued_responses_are_limited(model: GatedModel) -> None:
         rejected = create_response(http, "wait 3")
         assert rejected["error"]["code"] == "rate_limit_exceeded"
         model.open_gate()
-        wait_until(lambda: get_status(http, second["id"]) == "completed")
+        wait_for(http, second, "completed")
         assert get_status(http, first["id"]) == "completed"
         assert model.started == ["wait 1", "wait 2"]
 
@@ -104,14 +119,9 @@ def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedMode
     """Disconnecting does not stop the response, and its later events can be read by sequence number."""
     with open_stream(http) as answer:
         first = EventReader(answer).read(6)
-    assert [event["type"].removeprefix("response.") for event in first] == [
-        "created",
-        "queued",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-    ]
+    types = [event["type"].removeprefix("response.") for event in first]
+    assert types[:3] == ["created", "queued", "in_progress"]
+    assert types[3:] == ["output_item.added", "content_part.added", "output_text.delta"]
     statuses = [event["response"]["status"] for event in first[:3]]
     assert statuses == ["queued", "queued", "in_progress"]
     known = first[0]["response"]["id"]
@@ -160,36 +170,19 @@ def test_the_official_client_resumes_a_stream(server: TestServer, connect: Conne
         assert list(resumed) == events[5:]
 
 
-@pytest.mark.parametrize("after", ["x", "-1", "1.5", str(2**53), "9" * 30])
-def test_starting_after_must_be_a_number(http: httpx2.Client, after: str) -> None:
-    """A ``starting_after`` that is not a non-negative integer of at most 53 bits is rejected."""
-    with open_stream(http, "hello") as answer:
-        known = EventReader(answer).read_rest()[0]["response"]["id"]
-    with resume_stream(http, known, starting_after=after) as answer:
-        answer.read()
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "starting_after"
-
-
-def test_only_a_background_stream_can_be_resumed(http: httpx2.Client) -> None:
-    """A synchronous response, or one created without streaming, cannot be streamed later."""
-    plain = http.post("/v1/responses", json={"model": "m", "input": "x"}).json()
-    rejected = http.get(f"/v1/responses/{plain['id']}?stream=true").json()["error"]
-    assert rejected["message"] == (
+def test_a_stream_that_cannot_be_resumed(server: TestServer, http: httpx2.Client) -> None:
+    """Only a background stream can be resumed, after an event number of at most 53 bits, for five minutes."""
+    known = create_streamed(http)
+    for after in ("x", "-1", "1.5", str(2**53), "9" * 30):
+        assert resume_rejected(http, known, starting_after=after)["param"] == "starting_after"
+    plain = create_response(http, "x", background=False)
+    assert resume_rejected(http, plain["id"])["message"] == (
         "This response cannot be streamed because it was not created with background=true."
     )
     unwatched = create_response(http, "hello")
-    rejected = http.get(f"/v1/responses/{unwatched['id']}?stream=true").json()["error"]
-    assert rejected["code"] == "stream_not_kept"
-
-
-def test_events_expire(server: TestServer, http: httpx2.Client) -> None:
-    """The events of a stream expire after five minutes; the response remains."""
-    with open_stream(http, "hello") as answer:
-        known = EventReader(answer).read_rest()[0]["response"]["id"]
+    assert resume_rejected(http, unwatched["id"])["code"] == "stream_not_kept"
     server.clock.advance(seconds=301)
-    rejected = http.get(f"/v1/responses/{known}?stream=true")
-    assert rejected.json()["error"]["code"] == "stream_not_kept"
+    assert resume_rejected(http, known)["code"] == "stream_not_kept"
     assert get_status(http, known) == "completed"
 
 
@@ -197,10 +190,7 @@ def test_finished_streams_are_dropped_at_the_memory_limit(model: GatedModel) -> 
     """The oldest streams are dropped above the memory limit; their responses remain."""
     limits = Limits(stream_bytes=10_000, shutdown_seconds=1)
     with serve(model=model, limits=limits) as server, open_client(server) as http:
-        ids: list[str] = []
-        for _ in range(3):
-            with open_stream(http, "hello") as answer:
-                ids.append(EventReader(answer).read_rest()[0]["response"]["id"])
+        ids = [create_streamed(http) for _ in range(3)]
         statuses = [http.get(f"/v1/responses/{known}?stream=true").status_code for known in ids]
         assert statuses == [400, 400, 200]
         assert [get_status(http, known) for known in ids] == ["completed"] * 3
@@ -231,12 +221,12 @@ def test_cancelling_stops_the_model_and_is_idempotent(
     """A cancelled response has no output, and a second cancellation returns the same response."""
     response = create_response(http)
     wait_until(lambda: model.started)
-    cancelled = http.post(f"/v1/responses/{response['id']}/cancel")
+    cancelled = cancel(http, response["id"])
     assert cancelled.status_code == 200
     assert cancelled.json()["status"] == "cancelled"
     assert cancelled.json()["output"] == []
     wait_until(lambda: model.cancelled == ["wait"])
-    repeated = http.post(f"/v1/responses/{response['id']}/cancel")
+    repeated = cancel(http, response["id"])
     assert repeated.json() == cancelled.json() == http.get(f"/v1/responses/{response['id']}").json()
     assert server.running == 0
 
@@ -246,7 +236,7 @@ def test_cancelled_stream_ends_with_a_failure(http: httpx2.Client, model: GatedM
     with open_stream(http) as answer:
         reader = EventReader(answer)
         known = reader.read(6)[0]["response"]["id"]
-        http.post(f"/v1/responses/{known}/cancel")
+        cancel(http, known)
         last = reader.read_rest()[-1]
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "cancelled"
@@ -262,31 +252,23 @@ def test_queued_response_can_be_cancelled(model: GatedModel) -> None:
         with open_stream(http, "two") as answer:
             reader = EventReader(answer)
             known = reader.read(2)[0]["response"]["id"]
-            assert http.post(f"/v1/responses/{known}/cancel").json()["status"] == "cancelled"
+            assert cancel(http, known).json()["status"] == "cancelled"
             assert [event["type"] for event in reader.read_rest()] == ["response.failed"]
         third = create_response(http, "three")
         model.open_gate()
-        wait_until(lambda: get_status(http, third["id"]) == "completed")
+        wait_for(http, third, "completed")
         assert model.started == ["wait 1", "three"]
 
 
-@pytest.mark.parametrize(
-    ("background", "message"),
-    [
-        (True, "Cannot cancel a completed response."),
-        (False, "Cannot cancel a synchronous response."),
-    ],
-)
-def test_cancelling_a_finished_response_is_rejected(
-    http: httpx2.Client, background: bool, message: str
-) -> None:
+def test_cancelling_a_finished_response_is_rejected(http: httpx2.Client) -> None:
     """Completed, synchronous and unknown responses cannot be cancelled."""
-    response = create_response(http, "hello", background=background)
-    wait_until(lambda: get_status(http, response["id"]) == "completed")
-    rejected = http.post(f"/v1/responses/{response['id']}/cancel")
-    assert rejected.status_code == 400
-    assert rejected.json()["error"]["message"] == message
-    assert http.post("/v1/responses/resp_x/cancel").status_code == 404
+    for background, kind in ((True, "completed"), (False, "synchronous")):
+        response = create_response(http, "hello", background=background)
+        wait_for(http, response, "completed")
+        rejected = cancel(http, response["id"])
+        assert rejected.status_code == 400
+        assert rejected.json()["error"]["message"] == f"Cannot cancel a {kind} response."
+    assert cancel(http, "resp_x").status_code == 404
 
 
 def test_unfinished_response_cannot_be_continued_or_deleted(
@@ -294,14 +276,14 @@ def test_unfinished_response_cannot_be_continued_or_deleted(
 ) -> None:
     """A running response cannot be continued or deleted until it is completed."""
     response = create_response(http)
-    wait_until(lambda: get_status(http, response["id"]) == "in_progress")
+    wait_for(http, response, "in_progress")
     rejected = create_response(http, "x", background=False, previous_response_id=response["id"])
     assert rejected["error"]["code"] == "previous_response_not_completed"
     assert "is in_progress" in rejected["error"]["message"]
     deleted = http.delete(f"/v1/responses/{response['id']}")
     assert deleted.json()["error"]["message"] == "Cannot delete an in-flight response."
     model.open_gate()
-    wait_until(lambda: get_status(http, response["id"]) == "completed")
+    wait_for(http, response, "completed")
     continued = create_response(http, "x", background=False, previous_response_id=response["id"])
     assert continued["status"] == "completed"
     assert http.delete(f"/v1/responses/{response['id']}").status_code == 200
@@ -311,7 +293,7 @@ def test_streamed_response_cannot_be_deleted_before_its_end(
     http: httpx2.Client, model: GatedModel
 ) -> None:
     """A conversation would lack the exchange although its client sees the response from its first delta on."""
-    conversation = http.post("/v1/conversations", json={}).json()["id"]
+    conversation = create_conversation(http)
     with open_stream(http, background=False, conversation=conversation) as answer:
         reader = EventReader(answer)
         known: str = reader.read(5)[0]["response"]["id"]
@@ -328,25 +310,23 @@ def test_conversation_is_locked_by_its_background_response(
     http: httpx2.Client, model: GatedModel
 ) -> None:
     """Other responses are rejected until the background response has added its items."""
-    conversation = http.post("/v1/conversations", json={}).json()["id"]
+    conversation = create_conversation(http)
     response = create_response(http, conversation=conversation)
     rejected = create_response(http, "x", conversation=conversation)
     assert rejected["error"]["code"] == "conversation_locked"
     wait_until(lambda: model.started)
     model.open_gate()
-    wait_until(lambda: get_status(http, response["id"]) == "completed")
+    wait_for(http, response, "completed")
     items = http.get(f"/v1/conversations/{conversation}/items").json()["data"]
     assert len(items) == 2
 
 
-@pytest.mark.parametrize("retention", [True, False])
-def test_background_requires_storage(retention: bool) -> None:
+def test_background_requires_storage() -> None:
     """A background response that is not stored is rejected, because it could not be retrieved."""
-    with serve(zero_data_retention=not retention) as server, open_client(server) as http:
-        body = {"model": "m", "input": "x", "background": True, "store": not retention}
-        rejected = http.post("/v1/responses", json=body)
-    assert rejected.status_code == 400
-    assert rejected.json()["error"]["param"] == "background"
+    for retention in (True, False):
+        with serve(zero_data_retention=not retention) as server, open_client(server) as http:
+            rejected = create_response(http, "x", store=not retention)
+        assert rejected["error"]["param"] == "background"
 
 
 def test_model_error_fails_the_response() -> None:
@@ -371,13 +351,11 @@ def test_stopping_the_server_fails_unfinished_responses(model: GatedModel, tmp_p
     db = str(tmp_path / "server.db")
     limits = Limits(background_running=1, shutdown_seconds=0)
     with serve(model=model, db=db, limits=limits) as server, open_client(server) as http:
-        ids = [create_response(http, f"wait {number}")["id"] for number in range(2)]
+        responses = [create_response(http, f"wait {number}") for number in range(2)]
         wait_until(lambda: model.started)
     with serve(db=db) as server, open_client(server) as http:
-        for known in ids:
-            response = http.get(f"/v1/responses/{known}").json()
-            assert response["status"] == "failed"
-            assert response["error"]["message"] == (
+        for each in responses:
+            assert wait_for(http, each, "failed")["error"]["message"] == (
                 "The server was stopped before this response was finished."
             )
 
@@ -386,21 +364,19 @@ def test_crash_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> 
     """A restart marks running and queued responses as failed and does not resume them."""
     db = str(tmp_path / "server.db")
     with serve(model=model, db=db) as server, open_client(server) as http:
-        ids = [create_response(http, "hello")["id"] for _ in range(2)]
-        wait_until(lambda: {get_status(http, each) for each in ids} == {"completed"})
+        responses = [create_response(http, "hello") for _ in range(2)]
+        for each in responses:
+            wait_for(http, each, "completed")
     database = SQLiteServerDatabase(db)
     for node, left in ((1, "queued"), (2, "in_progress")):
-        database.execute(
-            "UPDATE kedge_server_nodes SET status = ?, became = CAST(replace(became, 'completed\"', ?) AS BLOB) "
-            "WHERE id = ?",
-            (left, f'{left}"', node),
-        )
+        became = "CAST(replace(became, 'completed\"', ?) AS BLOB)"
+        statement = f"UPDATE kedge_server_nodes SET status = ?, became = {became} WHERE id = ?"  # noqa: S608
+        database.execute(statement, (left, f'{left}"', node))
     database._connection.close()  # without a clean shutdown
     with serve(db=db) as server, open_client(server) as http:
-        for known in ids:
-            stored = http.get(f"/v1/responses/{known}").json()
-            assert stored["status"] == "failed"
+        for each in responses:
+            stored = wait_for(http, each, "failed")
             assert stored["error"]["message"] == (
                 "The server was restarted before this response was finished."
             )
-            assert http.post(f"/v1/responses/{known}/cancel").status_code == 400
+            assert cancel(http, each["id"]).status_code == 400
