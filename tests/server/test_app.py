@@ -155,12 +155,8 @@ def test_a_compressed_body_is_415(http: httpx2.Client, path: str) -> None:
     for headers in (pairs[:-1], pairs, pairs[::-1]):  # whatever the order of several
         answer = http.post(f"/v1/{path}", content=gzip.compress(b"{}"), headers=headers)
         assert answer.status_code == 415
-    assert (
-        "content encoding 'gzip', which is not supported"
-        in http.post(f"/v1/{path}", content=gzip.compress(b"{}"), headers=pairs[:-1]).json()[
-            "error"
-        ]["message"]
-    )
+        problem = answer.json()["error"]["message"]
+        assert headers != pairs[:-1] or "encoding 'gzip', which is not supported" in problem
     plain = [*common, ("content-encoding", "identity")]
     assert http.post(f"/v1/{path}", content=b"{}", headers=plain).status_code == 400
 
@@ -211,6 +207,12 @@ def test_headers_have_a_limit(size: int) -> None:
     assert status != b"431" or b"request_headers_too_large" in answer
 
 
+def send_forever(connection: socket.socket, data: bytes) -> None:
+    """Send data until the server closes the connection, or fail after a gigabyte."""
+    for _ in range(1_000_000_000 // len(data)):
+        connection.sendall(data)
+
+
 @for_each("before", [b"", b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"])
 @for_each("line", [b"x", b"x: y\r\n"])
 def test_headers_without_an_end_have_a_limit(before: bytes, line: bytes) -> None:
@@ -221,8 +223,7 @@ def test_headers_without_an_end_have_a_limit(before: bytes, line: bytes) -> None
     ):
         connection.sendall(before + b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nX-")
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            for _ in range(1_000_000_000 // len(line * 1_000)):
-                connection.sendall(line * 1_000)
+            send_forever(connection, line * 1_000)
 
 
 @pytest.mark.parametrize(
