@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+# Python 3.12 and newer warn about a fork while there are threads, which is what the scripts test.
+IGNORED = "ignore:This process:DeprecationWarning"
 SCRIPT = """
 import os, signal, sys
 from kedge import Conversation, Turn, connect, open_store, user
@@ -41,8 +43,40 @@ with serve() as server, store.sync as stored:
 
 def test_a_forked_process_continues_with_its_own_connections(store_url: str) -> None:
     """Both processes continue a conversation that was opened before; a store in memory is copied."""
-    # Python 3.12 and newer warn about a fork while there are threads, which is what the script tests.
-    ignored = "ignore:This process:DeprecationWarning"
-    command = [sys.executable, "-W", ignored, "-c", SCRIPT, store_url]
+    command = [sys.executable, "-W", IGNORED, "-c", SCRIPT, store_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+CLOSING_SCRIPT = """
+import os, signal, sys
+from kedge.incremental import StoreIndex
+
+index = StoreIndex(sys.argv[1])
+index.save_evidence("first", {"seen": 1})
+(closed, tell_closed), (written, tell_written) = os.pipe(), os.pipe()
+if child := os.fork():
+    os.read(written, 1)
+    index.close()
+    os.write(tell_closed, b".")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    index = StoreIndex(sys.argv[1])
+    print([bool(index.load_evidence(key)) for key in ("first", "second", "third")])
+    index.close()
+else:
+    signal.alarm(120)
+    index.save_evidence("second", {"seen": 2})
+    os.write(tell_written, b".")
+    os.read(closed, 1)
+    index.save_evidence("third", {"seen": 3})
+    index.close()
+    sys.exit()
+"""
+
+
+def test_a_store_that_the_other_process_closes_loses_nothing(store_url: str) -> None:
+    """The forked process holds its own locks on the file, so that the other one leaves the journal to it."""
+    kept = "memory" not in store_url
+    command = [sys.executable, "-W", IGNORED, "-c", CLOSING_SCRIPT, store_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.stdout, done.stderr) == (f"{[kept] * 3}\n", "")

@@ -150,7 +150,8 @@ class PostgresConnections:
 
     def restart(self) -> None:
         """Begin without connections, in a forked process."""
-        inherited.append(self._close_idle.detach())
+        self._close_idle.detach()
+        inherited.append(self._idle)
         self._start()
 
     def acquire(self, wait_until: float) -> PostgresConnection:

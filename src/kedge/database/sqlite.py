@@ -8,6 +8,7 @@ of a lock. A transaction that waits longer than ``wait_seconds`` raises `StoreBu
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
@@ -44,6 +45,8 @@ INLINE_WAIT_SECONDS = 0.05
 """The maximum time a transaction in the calling thread waits for another process that writes."""
 CHECKPOINT_PAGES = 4_000
 """The size at which the journal is written back. Exchanges change few pages, so writing later writes less."""
+SUSPEND_SECONDS = 0.001
+"""The time between two looks at whether transactions run, before this process is forked."""
 
 SQLITE = Dialect(
     name="sqlite",
@@ -122,11 +125,33 @@ class SQLiteDatabase(Database):
 
     def _start_locks(self) -> None:
         self._write_lock, self._inline_lock = threading.Lock(), threading.Lock()
+        self._use_lock, self._uses = threading.Lock(), 0
+
+    def suspend(self) -> None:
+        """Wait until no transaction runs, and close the connections.
+
+        SQLite has the locks of this process on the file in its memory, which a fork copies without the locks. So the
+        connections of the new process would not lock the file, and the other one could delete the journal in use.
+        """
+        deadline = time.monotonic() + self._wait_seconds
+        self._use_lock.acquire()
+        while self._uses and time.monotonic() < deadline:
+            self._use_lock.release()
+            time.sleep(SUSPEND_SECONDS)
+            self._use_lock.acquire()
+        if not self._uses and self.path != MEMORY:
+            self._close_connections()
+            self._start_connections()
+
+    def resume(self) -> None:
+        """Allow transactions again."""
+        self._use_lock.release()
 
     def restart(self) -> None:
         """Begin without threads and connections, in a forked process; a database in memory was copied to it."""
         if self.path != MEMORY:
-            inherited.append(self._close_connections.detach())
+            self._close_connections.detach()
+            inherited.append(self._connections)  # those of transactions that did not end in time
             self._start_connections()
         self._start_locks()
         super().restart()
@@ -189,6 +214,8 @@ class SQLiteDatabase(Database):
 
         Then the journal is emptied if a reader prevented it after a deletion.
         """
+        with self._use_lock:
+            self._uses += 1
         holder = self._inline if inline else self._local
         try:
             connection = getattr(holder, "connection", None)
@@ -205,6 +232,9 @@ class SQLiteDatabase(Database):
         except sqlite3.Error as error:
             kind, message = describe_error(error)
             raise kind(f"{self.path}: {message}") from error
+        finally:
+            with self._use_lock:
+                self._uses -= 1
 
     def close(self) -> None:
         """Stop the threads, then close their connections."""

@@ -292,6 +292,10 @@ class FirstUse:
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work: Callable[[], None] | None = work
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin without a thread that does it, in a forked process."""
         self._lock = threading.Lock()
 
     def ensure(self) -> None:
@@ -389,8 +393,15 @@ class Database(ABC):
     def reclaim_files(self, vacuum: bool) -> None:  # noqa: B027 - a database server does this itself
         """Overwrite deleted data in the files, in the calling thread."""
 
+    def suspend(self) -> None:  # noqa: B027 - a database server does not notice that a process is forked
+        """Allow no further transactions, before this process is forked."""
+
+    def resume(self) -> None:  # noqa: B027
+        """Allow transactions again, after this process was forked."""
+
     def restart(self) -> None:
         """Begin without threads and connections, in a forked process."""
+        self.first_use.restart()
         for workers in {self.readers, self.writers}:
             workers.start()
 
@@ -404,18 +415,39 @@ class Database(ABC):
 
 
 open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
-"""The databases to restart in a forked process."""
+"""The databases that forks concern."""
 inherited: list[object] = []
 """The connections of the process that this one was forked from; closing them would end its sessions."""
+_suspended: list[Database] = []
+_fork_lock = threading.Lock()
+
+
+def _suspend_databases() -> None:
+    _fork_lock.acquire()
+    for database in list(open_databases):
+        database.suspend()
+        _suspended.append(database)
+
+
+def _resume_databases() -> None:
+    while _suspended:
+        _suspended.pop().resume()
+    _fork_lock.release()
 
 
 def _restart_databases() -> None:
+    _suspended.clear()
+    _fork_lock.release()
     for database in list(open_databases):
         database.restart()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_restart_databases)
+    os.register_at_fork(
+        before=_suspend_databases,
+        after_in_parent=_resume_databases,
+        after_in_child=_restart_databases,
+    )
 
 
 class NamespaceDatabase(Database):
