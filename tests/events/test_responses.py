@@ -141,15 +141,6 @@ def test_error_of_any_shape_is_a_failure(data: Message, failure: StreamFailed) -
     assert assemble(events).status == "failed"
 
 
-def test_message_of_another_stream_is_ignored() -> None:
-    """On a shared WebSocket, messages with another stream id are ignored, but not those without one."""
-    decoder = ResponsesDecoder(stream_id="a")
-    assert decoder.feed_message(text_delta("x", stream_id="b")) == []
-    assert decoder.feed_message(text_delta("y", stream_id="a")) == [TextDelta("y", "m", 0)]
-    failed = decoder.feed_message({"type": "error", "error": {"code": "gone"}})
-    assert failed == [StreamFailed("gone")]
-
-
 @for_each(
     ("kind", "members", "expected", "detail"),
     [

@@ -136,7 +136,10 @@ def test_requirements_2_2_and_2_3_calls_are_stored_by_call_id() -> None:
     for number in (1, 2):
         state.start(read_item(call_item(f"fc_{number}", f"call_{number}"), number - 1))
     assert list(state.calls) == ["call_1", "call_2"]
-    assert state.call_ids == {"fc_1": "call_1", "fc_2": "call_2"}
+    assert [(call.item_id, name) for name, call in state.calls.items()] == [
+        ("fc_1", "call_1"),
+        ("fc_2", "call_2"),
+    ]
     state.finish(read_item(call_item("fc_2", "call_2"), 1))
     assert [call.call_id for call in state.calls.values() if call.completed] == ["call_2"]
     assert state.summary().open == ("call_1",)
@@ -321,7 +324,7 @@ def test_corrected_call_id_is_counted() -> None:
     stream = [item_added("fc_1", ABSENT), item_done("fc_1", "call_1"), response_completed()]
     decode(encode_sse(stream), decoder=decoder)
     assert decoder.calls.summary() == CallSummary(("call_1",), (), 0, 1, 1, 0)
-    assert decoder.calls.call_ids == {"fc_1": "call_1"}
+    assert decoder.calls.calls["call_1"].item_id == "fc_1"
 
 
 def test_deltas_after_a_correction_have_the_new_call_id() -> None:
@@ -483,7 +486,7 @@ def test_state_is_consistent_for_any_stream(events: list[Message]) -> None:
     decoded_events = decode(encode_sse([*events, response_completed()]), decoder=decoder)
     state = decoder.calls
     assert all(call_id == call.call_id for call_id, call in state.calls.items())
-    assert set(state.call_ids.values()) <= set(state.calls)
+    assert all(call.call_id == name for name, call in state.calls.items())
     names: set[str] = set()
     for event in decoded_events:
         match event:

@@ -17,21 +17,11 @@ from typing import Any, ClassVar, Literal, cast
 import msgspec
 from msgspec import structs
 
-from kedge.events import fields
+from kedge.events import fields, types
 from kedge.events.decoder import StreamDecoder
 from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
 from kedge.events.items import ToolCall, read_item
-from kedge.events.types import (
-    AnomalyNoted,
-    ItemCompleted,
-    ItemStarted,
-    OpaqueEvent,
-    RefusalDelta,
-    ResponseStarted,
-    StreamFailed,
-    Usage,
-    build_delta,
-)
+from kedge.events.types import Usage, build_delta
 from kedge.turns.server_fields import NATIVE_KEY
 
 log = logging.getLogger(__name__)
@@ -206,7 +196,7 @@ class AnthropicDecoder(StreamDecoder):
         started = fields.require_object(message, "message")
         self._message = {k: v for k, v in started.items() if k != "content"}
         self._update_usage(self._message)
-        self._found.append(ResponseStarted(**fields.read_facts(self._message)))
+        self._found.append(types.ResponseStarted(**fields.read_facts(self._message)))
 
     def _read_block_start(self, message: JsonObject) -> None:
         block = fields.require_object(message, "content_block")
@@ -229,7 +219,7 @@ class AnthropicDecoder(StreamDecoder):
             self._found += self.calls.start(read_item(growing.build_call(), index))
             return
         kind = _ITEM_TYPES.get(growing.type, growing.type)
-        self._found.append(ItemStarted(kind, growing.item_id, index))
+        self._found.append(types.ItemStarted(kind, growing.item_id, index))
         for name in ("text", "thinking"):
             if growing.type == name and (begun := fields.get_text(growing.block, name)):
                 self._emit_text(growing, name, begun)
@@ -252,7 +242,7 @@ class AnthropicDecoder(StreamDecoder):
             case "citations_delta":
                 growing.merge("citations", [delta.get("citation")])
             case _:
-                self._found.append(OpaqueEvent("content_block_delta", message))
+                self._found.append(types.OpaqueEvent("content_block_delta", message))
                 for name, value in delta.items():
                     if name != "type":
                         growing.merge(name, value)
@@ -304,7 +294,7 @@ class AnthropicDecoder(StreamDecoder):
     def _read_error(self, message: JsonObject) -> None:
         error = fields.read_error(message)
         code = error.get("code") or error.get("kind", "")
-        self._found.append(StreamFailed(**{**error, "code": code}))
+        self._found.append(types.StreamFailed(**{**error, "code": code}))
 
     EVENT_READERS: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "message_start": (_read_message_start,),
@@ -326,7 +316,7 @@ class AnthropicDecoder(StreamDecoder):
                 if growing.type == "tool_use":
                     self._complete_call(growing)
                     continue
-                self._found.append(ItemCompleted(growing.build_item(), growing.output_index))
+                self._found.append(types.ItemCompleted(growing.build_item(), growing.output_index))
 
     def _complete_call(self, builder: ContentBlockBuilder) -> None:
         block, arguments = builder.block, builder.text("input")
@@ -337,13 +327,13 @@ class AnthropicDecoder(StreamDecoder):
         call, events = self.calls.finish(read_item(item, builder.output_index))
         self._found += events
         if not isinstance(call, ToolCall) or not call.name:
-            self._found.append(AnomalyNoted("malformed", "the tool call has no name"))
+            self._found.append(types.AnomalyNoted("malformed", "the tool call has no name"))
             return
         rest = {k: v for k, v in block.items() if k not in _CALL_FIELDS and v is not None}
         if rest.get("caller") == {"type": "direct"}:
             del rest["caller"]
         item = {**call.complete_item(item), **({NATIVE_KEY: rest} if rest else {})}
-        self._found.append(ItemCompleted(item, builder.output_index))
+        self._found.append(types.ItemCompleted(item, builder.output_index))
 
     def _emit_refusal(self) -> None:
         """Emit a message with the refusal that stopped the model."""
@@ -352,8 +342,10 @@ class AnthropicDecoder(StreamDecoder):
         index = self._next_index()
         item_id = self._make_item_id(index)
         item = fields.build_message([{"type": "refusal", "refusal": text}])
-        self._found.append(RefusalDelta(text, item_id, index))
-        self._found.append(ItemCompleted({**item, **({"id": item_id} if item_id else {})}, index))
+        self._found.append(types.RefusalDelta(text, item_id, index))
+        self._found.append(
+            types.ItemCompleted({**item, **({"id": item_id} if item_id else {})}, index)
+        )
 
     def _update_usage(self, message: JsonObject) -> None:
         """Update the token counts, which are cumulative."""

@@ -22,18 +22,11 @@ from typing import Any, ClassVar, Literal, cast
 
 from msgspec import structs
 
-from kedge.events import fields
+from kedge.events import fields, types
 from kedge.events.decoder import FinalStatus, StreamDecoder
 from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
 from kedge.events.items import ToolCall, read_call_id
-from kedge.events.types import (
-    ItemCompleted,
-    OpaqueEvent,
-    ResponseStarted,
-    StreamFailed,
-    Usage,
-    build_delta,
-)
+from kedge.events.types import Usage, build_delta
 from kedge.turns.server_fields import CHAT_CALL, CHAT_MESSAGE
 
 log = logging.getLogger(__name__)
@@ -144,7 +137,7 @@ class ChatDecoder(StreamDecoder):
             self._read_chunk(message)
         else:
             kind = event or fields.get_text(message, "object")
-            self._found.append(OpaqueEvent(kind, message))
+            self._found.append(types.OpaqueEvent(kind, message))
 
     def _read_chunk(self, chunk: JsonObject) -> None:
         self._update_facts(chunk)
@@ -180,7 +173,7 @@ class ChatDecoder(StreamDecoder):
             name: value for name, value in delta.items() if name not in _IGNORED_FIELDS and value
         }
         if rest:
-            self._found.append(OpaqueEvent("delta", rest))
+            self._found.append(types.OpaqueEvent("delta", rest))
             for name, value in rest.items():
                 self._members[name] = fields.merge_values(self._members.get(name), value)
         if not self._finish_reason or self._continued:
@@ -189,7 +182,9 @@ class ChatDecoder(StreamDecoder):
 
     def _fail(self, message: JsonObject) -> None:
         self._has_failed = True
-        self._found.append(StreamFailed(**fields.read_error(message), usage=read_usage(message)))
+        self._found.append(
+            types.StreamFailed(**fields.read_error(message), usage=read_usage(message))
+        )
 
     def _read_done(self) -> None:
         """Complete an answer without a finish reason, unless the end of a call is missing."""
@@ -243,7 +238,7 @@ class ChatDecoder(StreamDecoder):
                     self._emit_delta("reasoning", fields.check_text(text, "thinking"))
             case _:
                 self._annotations.append(content_part)
-                self._found.append(OpaqueEvent("part", content_part))
+                self._found.append(types.OpaqueEvent("part", content_part))
 
     def _read_text(self, value: object, kind: TextKind) -> None:
         self._emit_delta(kind, fields.check_text(value, kind))
@@ -280,12 +275,14 @@ class ChatDecoder(StreamDecoder):
             is_last = len(self._item_indices) == 1
             index = self._item_index("reasoning")
             item = {**self._build_reasoning(index), **(ending if is_last else {})}
-            self._found.append(ItemCompleted(repair_surrogates(item), index))
+            self._found.append(types.ItemCompleted(repair_surrogates(item), index))
         members = {CHAT_MESSAGE: native} if native else {}
         has_message = "message" in self._item_indices or not self.calls.sorted_calls()
         if has_message and (members or self._annotations):
             item = {**self._build_message(), **members, **ending}
-            self._found.append(ItemCompleted(repair_surrogates(item), self._item_index("message")))
+            self._found.append(
+                types.ItemCompleted(repair_surrogates(item), self._item_index("message"))
+            )
             members = {}
         for call in self.calls.sorted_calls():
             own = self._call_members.get(call.output_index)
@@ -293,7 +290,7 @@ class ChatDecoder(StreamDecoder):
             if more and call.completed:
                 members = {}
                 item = {**call.complete_item({"type": call.type}), **more}
-                self._found.append(ItemCompleted(item, call.output_index))
+                self._found.append(types.ItemCompleted(item, call.output_index))
 
     def _build_reasoning(self, index: int) -> JsonObject:
         known, text = fields.get_text(self._facts, "id"), "".join(self._texts.get("reasoning", ()))
@@ -455,7 +452,7 @@ class ChatDecoder(StreamDecoder):
         self._usage = read_usage(chunk) or self._usage
         if not began:
             known = fields.read_facts({**self._facts, "finish_reason": None})
-            self._found.append(ResponseStarted(**known))
+            self._found.append(types.ResponseStarted(**known))
 
     DELTA_READERS: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "reasoning_details": (_read_details,),

@@ -11,24 +11,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
-from kedge.events.fields import (
-    JsonObject,
-    MalformedEvent,
-    SurrogateJoiner,
-    describe_malformed,
-    repair_surrogates,
-)
+from kedge.events import fields, types
+from kedge.events.fields import JsonObject, MalformedEvent
 from kedge.events.items import EventList, ItemTable
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
-from kedge.events.types import (
-    AnomalyKind,
-    AnomalyNoted,
-    OpaqueEvent,
-    ResponseCompleted,
-    ResponseFailed,
-    ResponseIncomplete,
-    StreamEvent,
-)
+from kedge.events.types import OpaqueEvent
 from kedge.text.json_text import decode
 
 log = logging.getLogger(__name__)
@@ -63,7 +50,7 @@ class StreamDecoder(ABC):
     def __init__(self, *, max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE) -> None:
         self.calls = ItemTable()
         self.ended = self._started = self._closed = False
-        self._joiner = SurrogateJoiner()
+        self._joiner = fields.SurrogateJoiner()
         self._logprobs: tuple[Mapping[str, Any], ...] = ()
         """Log probabilities of tokens whose text follows: a token may be a part of a character."""
         self._replaced = False
@@ -73,7 +60,9 @@ class StreamDecoder(ABC):
         self._make_sse = partial(SSEDecoder, max_line=max_line, max_message=max_message)
         self._sse: SSEDecoder | None = None
 
-    def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
+    def feed_whole(
+        self, response: dict[str, Any], *, repair: bool = True
+    ) -> list[types.StreamEvent]:
         """Decode a response that was not streamed, and close the decoder.
 
         Args:
@@ -83,12 +72,12 @@ class StreamDecoder(ABC):
         Returns:
             The events of the response.
         """
-        whole = repair_surrogates(response) if repair else response
+        whole = fields.repair_surrogates(response) if repair else response
         self._replaced = whole != response
         self._read_whole(whole)
         return self._close()
 
-    def feed(self, chunk: bytes) -> list[StreamEvent]:
+    def feed(self, chunk: bytes) -> list[types.StreamEvent]:
         """Decode a chunk of an SSE stream.
 
         Args:
@@ -106,7 +95,7 @@ class StreamDecoder(ABC):
         found, self._found = self._found, []
         return found
 
-    def feed_message(self, message: str | bytes | Mapping[str, Any]) -> list[StreamEvent]:
+    def feed_message(self, message: str | bytes | Mapping[str, Any]) -> list[types.StreamEvent]:
         """Decode one WebSocket message.
 
         Args:
@@ -127,7 +116,7 @@ class StreamDecoder(ABC):
         """Discard an event that is not complete, because the stream continues on another connection."""
         self._sse = None
 
-    def close(self) -> list[StreamEvent]:
+    def close(self) -> list[types.StreamEvent]:
         """End the stream; may be called more than once.
 
         Returns:
@@ -141,7 +130,7 @@ class StreamDecoder(ABC):
             self._read_sse_message(message)
         return self._close()
 
-    def _close(self) -> list[StreamEvent]:
+    def _close(self) -> list[types.StreamEvent]:
         self._closed = True
         self._finish()
         if not self.ended:
@@ -176,11 +165,11 @@ class StreamDecoder(ABC):
         self.ended = True
         status, code, message = ending
         if status == "completed":
-            self._found.append(ResponseCompleted(**facts))
+            self._found.append(types.ResponseCompleted(**facts))
         elif status == "incomplete":
-            self._found.append(ResponseIncomplete(**facts, reason=code))
+            self._found.append(types.ResponseIncomplete(**facts, reason=code))
         else:
-            self._found.append(ResponseFailed(**facts, code=code, message=message))
+            self._found.append(types.ResponseFailed(**facts, code=code, message=message))
         self.calls.log_summary()
 
     def _take_logprobs(self) -> tuple[Mapping[str, Any], ...]:
@@ -221,8 +210,8 @@ class StreamDecoder(ABC):
             self._report_malformed(kind, message, str(problem))
 
     def _report_malformed(self, kind: str, message: object, problem: str) -> None:
-        self._report_anomaly("malformed", describe_malformed(kind, message, problem))
+        self._report_anomaly("malformed", fields.describe_malformed(kind, message, problem))
 
-    def _report_anomaly(self, kind: AnomalyKind, detail: str) -> None:
+    def _report_anomaly(self, kind: types.AnomalyKind, detail: str) -> None:
         log.warning("stream problem (%s): %s", kind, detail)
-        self._found.append(AnomalyNoted(kind, detail))
+        self._found.append(types.AnomalyNoted(kind, detail))

@@ -242,28 +242,15 @@ def _type_name(value: object) -> str:
 
 REPLACEMENT = "\ufffd"
 """The character that replaces a lone surrogate."""
-
-
-def has_surrogates(text: str) -> bool:
-    """Return whether the text contains surrogates."""
-    if text.isascii():
-        return False
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def join_surrogates(text: str) -> str:
-    """Join adjacent surrogate pairs, and replace lone surrogates by U+FFFD."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def repair_surrogates(value: Any) -> Any:
-    """Return a JSON value with the surrogates of all its texts and keys joined or replaced."""
+    """Return a JSON value with the surrogates of all its texts and keys joined or replaced by U+FFFD."""
     if isinstance(value, str):
-        return join_surrogates(value) if has_surrogates(value) else value
+        if value.isascii() or not _SURROGATES.search(value):
+            return value
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
         return {
@@ -287,7 +274,7 @@ class SurrogateJoiner:
 
     def feed(self, key: object, delta: str) -> str:
         """Return the delta to emit now; empty if it is only the first half of a character."""
-        if not self.pending and (delta.isascii() or not has_surrogates(delta)):
+        if not self.pending and (delta.isascii() or not _SURROGATES.search(delta)):
             return delta
         text = self.pending.pop(key, "") + delta
         if text and "\ud800" <= text[-1] <= "\udbff":

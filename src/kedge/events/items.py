@@ -29,22 +29,15 @@ from typing import Literal, cast
 import msgspec
 from msgspec.structs import replace
 
+from kedge.events import types
 from kedge.events.fields import CALL_ARGUMENTS, JsonObject, get_arguments, get_text
-from kedge.events.types import (
-    AnomalyNoted,
-    ItemStarted,
-    StreamEvent,
-    ToolArgumentsDelta,
-    ToolCallCompleted,
-    ToolCallRenamed,
-    ToolCallStarted,
-)
+from kedge.events.types import ToolArgumentsDelta
 from kedge.observe import get_logger
 from kedge.turns import new_id
 
 log = get_logger("kedge.events.tool_calls")
 
-EventList = list[StreamEvent]
+EventList = list[types.StreamEvent]
 Role = Literal["start", "part", "end"]
 """What an event is for its item: its start, a part of its content, or its end."""
 NameResolver = Callable[[str, bool], str]
@@ -175,15 +168,6 @@ class ItemTable:
         self._owners: dict[tuple[str, int], ToolCall] = {}
         self._pending: dict[tuple[str, int], ToolCall] = {}
 
-    @property
-    def call_ids(self) -> dict[str, str]:
-        """The ``call_id`` of each ``item_id``."""
-        return {
-            item_id: item.call_id
-            for (_, item_id), item in self._by_id.items()
-            if isinstance(item, ToolCall)
-        }
-
     def sorted_calls(self) -> list[ToolCall]:
         """Return the calls in output order."""
         return sorted(self.calls.values(), key=attrgetter("output_index"))
@@ -219,7 +203,7 @@ class ItemTable:
         known = self._find("start", sent)
         if not isinstance(sent, ToolCall):
             known = known or self._add(sent)
-            return [ItemStarted(sent.type, sent.item_id, known.output_index)]
+            return [types.ItemStarted(sent.type, sent.item_id, known.output_index)]
         if not isinstance(known, ToolCall):
             return self._open_call(sent)[1]
         known.name = known.name or sent.name
@@ -310,7 +294,7 @@ class ItemTable:
             log.warning(
                 "%s is not a complete tool call", name, call_id=call.call_id or call.item_id
             )
-            events.append(AnomalyNoted("unresolved_call", name))
+            events.append(types.AnomalyNoted("unresolved_call", name))
             self.failed += 1
         return events
 
@@ -383,20 +367,18 @@ class ItemTable:
         The keys of an item are tried in their order, and each known item is matched at most once.
         """
         named = [self._by_id.get((_family(each), each.item_id)) for each in listed]
-        wanted = dict(enumerate(map(_list_keys, listed, named)))
-        unclaimed = {index: _list_keys(item, item) for index, item in sorted(self.items.items())}
-        found: dict[int, OutputItem] = {}
+        wanted = list(map(_list_keys, listed, named))
+        unclaimed = {item: _list_keys(item, item) for _, item in sorted(self.items.items())}
+        found: list[OutputItem | None] = [None] * len(listed)
         for rank in range(_KEY_COUNT):
-            waiting: dict[Hashable, deque[int]] = {}
-            for index, keys in unclaimed.items():
-                waiting.setdefault(keys[rank], deque()).append(index)
-            for at, keys in tuple(wanted.items()):
-                if keys[rank] and (same := waiting.get(keys[rank])):
-                    del wanted[at]
-                    index = same.popleft()
-                    found[at] = self.items[index]
-                    del unclaimed[index]
-        return [found.get(at) for at in range(len(listed))]
+            waiting: dict[Hashable, deque[OutputItem]] = {}
+            for item, keys in unclaimed.items():
+                waiting.setdefault(keys[rank], deque()).append(item)
+            for at, keys in enumerate(wanted):
+                if found[at] is None and keys[rank] and (same := waiting.get(keys[rank])):
+                    found[at] = item = same.popleft()
+                    del unclaimed[item]
+        return found
 
     def _add(self, item: OutputItem) -> OutputItem:
         """Add an item, at the next free index if it has none or if another item has it."""
@@ -423,7 +405,7 @@ class ItemTable:
         self._add(call)
         self._owners.clear()  # what was certain may be ambiguous now
         events: EventList = [
-            ToolCallStarted(
+            types.ToolCallStarted(
                 call.call_id, call.name, call.item_id, call.output_index, call.custom, call.fallback
             )
         ]
@@ -469,7 +451,7 @@ class ItemTable:
         if call.fallback:
             self.corrected += 1
             call.fallback = ""
-        return [ToolCallRenamed(new, was)]
+        return [types.ToolCallRenamed(new, was)]
 
     # Complete a call.
 
@@ -493,7 +475,10 @@ class ItemTable:
         call.completed = True
         _log_call(logging.DEBUG, "is complete: tool %r", call.call_id, call.name)
         place = call.item_id, call.output_index, call.custom
-        return [*anomalies, ToolCallCompleted(call.call_id, call.name, call.arguments, *place)]
+        return [
+            *anomalies,
+            types.ToolCallCompleted(call.call_id, call.name, call.arguments, *place),
+        ]
 
     def _infer_name(self, call: ToolCall) -> EventList:
         """Set the name of a call that came without one, if its arguments fit exactly one tool.
@@ -507,7 +492,9 @@ class ItemTable:
         self.inferred += 1
         text = "has no name; its arguments fit only %r"
         _log_call(logging.WARNING, text, call.call_id, name)
-        return [AnomalyNoted("contradiction", f"the name of call {call.call_id!r} was inferred")]
+        return [
+            types.AnomalyNoted("contradiction", f"the name of call {call.call_id!r} was inferred")
+        ]
 
 
 def _may_move(item: OutputItem, role: Role, call_id: str) -> bool:

@@ -10,29 +10,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from kedge.events import fields
+from kedge.events import fields, types
 from kedge.events.decoder import FinalStatus, StreamDecoder
-from kedge.events.fields import (
-    CALL_ARGUMENTS,
-    JsonObject,
-    MalformedEvent,
-    get_index,
-    get_text,
-    repair_surrogates,
-)
+from kedge.events.fields import JsonObject, MalformedEvent, get_index, get_text
 from kedge.events.items import OutputItem, ToolCall, read_item
 from kedge.events.sse import SequenceChecker, SequenceStatus
-from kedge.events.types import (
-    AnomalyNoted,
-    ItemCompleted,
-    OpaqueEvent,
-    PartCompleted,
-    PartKind,
-    ResponseStarted,
-    StreamFailed,
-    TextDelta,
-    build_delta,
-)
+from kedge.events.types import PartKind, TextDelta, build_delta
 from kedge.turns.frozen_json import wrap
 
 log = logging.getLogger(__name__)
@@ -70,8 +53,6 @@ class ResponsesDecoder(StreamDecoder):
     """Decodes a stream of the Responses API.
 
     Args:
-        stream_id: The lane of this response on a WebSocket that carries several at once; messages of other
-            lanes are ignored.
         **bounds: ``max_line`` and ``max_message``, as for ``StreamDecoder``.
 
     Attributes:
@@ -80,10 +61,9 @@ class ResponsesDecoder(StreamDecoder):
 
     RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"output", "status"})
 
-    def __init__(self, *, stream_id: str = "", **bounds: int) -> None:
+    def __init__(self, **bounds: int) -> None:
         super().__init__(**bounds)
         self.response_id = ""
-        self._stream_id = stream_id
         self._sequence: SequenceChecker | None = None
         self._parts: dict[tuple[PartKind, int, int], StreamedPart] = {}
         """The parts by kind, output index and their index in the item."""
@@ -116,8 +96,7 @@ class ResponsesDecoder(StreamDecoder):
                 self._report_malformed(event, message, "no type")
                 return
             message["type"] = kind
-        lane = message.get("stream_id") if self._stream_id else ""
-        if self.ended or (lane and lane != self._stream_id):
+        if self.ended:
             return
         number = message.get("sequence_number")
         sequence = self._sequence = self._sequence or SequenceChecker()
@@ -132,7 +111,7 @@ class ResponsesDecoder(StreamDecoder):
         self._read_event(kind, message)
 
     def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
-        clean = repair_surrogates(message)
+        clean = fields.repair_surrogates(message)
         if (get_text(message, "type") or event) in DELTA_TYPES and "delta" in message:
             clean["delta"] = message["delta"]
         elif clean != message:
@@ -159,13 +138,13 @@ class ResponsesDecoder(StreamDecoder):
     def _read_response_started(self, message: JsonObject) -> None:
         """Read the start of the response; ``queued`` and ``in_progress`` may repeat it."""
         if self._started:
-            self._found.append(OpaqueEvent(message["type"], message))
+            self._found.append(types.OpaqueEvent(message["type"], message))
             return
         self._start(fields.read_facts(fields.get_object(message, "response")))
 
     def _start(self, facts: JsonObject) -> None:
         self._started, self.response_id = True, facts["response_id"]
-        self._found.append(ResponseStarted(**facts))
+        self._found.append(types.ResponseStarted(**facts))
 
     def _read_item_added(self, message: JsonObject) -> None:
         item = fields.require_object(message, "item")
@@ -179,7 +158,7 @@ class ResponsesDecoder(StreamDecoder):
             if not ended.name:
                 raise MalformedEvent("the tool call has no name")
             item = ended.complete_item(item)
-        self._found.append(ItemCompleted(item, ended.output_index))
+        self._found.append(types.ItemCompleted(item, ended.output_index))
 
     # The parts of items.
 
@@ -234,11 +213,11 @@ class ResponsesDecoder(StreamDecoder):
                 logprobs = fields.read_logprobs(container)
                 self._found.append(build_delta(kind, text, *place, logprobs))
             part.is_emitted = part.is_complete = True
-        self._found.append(PartCompleted(kind, text, *place))
+        self._found.append(types.PartCompleted(kind, text, *place))
 
     def _read_part_object(self, message: JsonObject, index: str) -> None:
         """Read a finished part object, which counts if no other event completed the part."""
-        self._found.append(OpaqueEvent(message["type"], message))
+        self._found.append(types.OpaqueEvent(message["type"], message))
         content = fields.get_object(message, "part")
         kind, member = _PART_KINDS.get(get_text(content, "type"), ("text", ""))
         place = kind, get_index(message), fields.get_part_index(message, index)
@@ -267,7 +246,7 @@ class ResponsesDecoder(StreamDecoder):
     # The end of a response. If the event type and the status of the response differ, the worse one is used.
 
     def _read_error(self, message: JsonObject) -> None:
-        self._found.append(StreamFailed(**fields.read_error(message)))
+        self._found.append(types.StreamFailed(**fields.read_error(message)))
 
     def _read_terminal(self, message: JsonObject, ending: FinalStatus, code: str = "") -> None:
         response = fields.get_object(message, "response")
@@ -279,7 +258,7 @@ class ResponsesDecoder(StreamDecoder):
         self._started = True
         if self._replaced or self._joiner.replaced or self._joiner.pending:
             detail = "the output holds lone surrogates, which were replaced by U+FFFD"
-            self._found.append(AnomalyNoted("replaced_text", detail))
+            self._found.append(types.AnomalyNoted("replaced_text", detail))
         sent = _STATUS_ENDINGS.get(facts["status"], "failed")
         status = "failed" if "failed" in (ending, sent) else ending if sent == "completed" else sent
         reason, failure = get_text(fields.get_object(response, "incomplete_details"), "reason"), ""
@@ -296,7 +275,7 @@ class ResponsesDecoder(StreamDecoder):
         items = fields.list_objects(listed)
         if len(items) < len(listed):
             detail = "the finished response lists something that is not an item"
-            self._found.append(AnomalyNoted("malformed", detail))
+            self._found.append(types.AnomalyNoted("malformed", detail))
         output: list[JsonObject] = []
         indexes: list[int] = []
         for item, (known, events) in zip(items, self.calls.reconcile(items), strict=True):
@@ -305,7 +284,7 @@ class ResponsesDecoder(StreamDecoder):
             output.append(known.complete_item(item) if isinstance(known, ToolCall) else item)
             if output[-1] is not item and _contradicts_call(item, output[-1]):
                 detail = f"call {known.call_id!r} differs in the finished response"
-                self._found.append(AnomalyNoted("contradiction", detail))
+                self._found.append(types.AnomalyNoted("contradiction", detail))
         return {"output": tuple(map(wrap, output)), "indexes": tuple(indexes)}
 
     EVENT_READERS: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -350,7 +329,7 @@ def _read_failure(response: JsonObject, code: str) -> tuple[str, str]:
 
 def _contradicts_call(item: JsonObject, known: JsonObject) -> bool:
     """Return whether a listed call differs from the streamed one; a missing member does not."""
-    names = "call_id", "name", CALL_ARGUMENTS[item["type"]]
+    names = "call_id", "name", fields.CALL_ARGUMENTS[item["type"]]
     return any((listed := get_text(item, name)) and listed != known[name] for name in names)
 
 

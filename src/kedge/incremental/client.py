@@ -193,33 +193,35 @@ class ChainedTransport:
     wrapped: Any = None
 
     def __init__(self, wrapped: Any, chainer: Chainer, library: Any) -> None:
-        self.wrapped, self.chainer, self._library = wrapped, chainer, library
+        self.wrapped, self.chainer, self.library = wrapped, chainer, library
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.wrapped, name)
 
     def handle_request(self, request: Any) -> Any:
         """Send a request of a synchronous client and return the response."""
-        io = _Operations(self.wrapped, self.chainer, is_async=False)
-        return _run(send(io, self._library, request))
+        return _run(send(_Operations(self, is_async=False), request))
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request of an asynchronous client and return the response."""
-        io = _Operations(self.wrapped, self.chainer, is_async=True)
-        return await send(io, self._library, request)
+        return await send(_Operations(self, is_async=True), request)
 
 
 class _Operations:
     """The operations of a transport; those of a synchronous one never wait.
 
     Args:
-        transport: The transport that sends requests.
-        chainer: Rewrites them.
-        is_async: Whether the transport is asynchronous.
+        chained: The transport, with that which sends requests.
+        is_async: Whether it is asynchronous.
     """
 
-    def __init__(self, transport: Any, chainer: Chainer, *, is_async: bool) -> None:
-        self.transport, self.chainer, self._is_async = transport, chainer, is_async
+    def __init__(self, chained: ChainedTransport, *, is_async: bool) -> None:
+        self.transport, self.chainer, self.library = (
+            chained.wrapped,
+            chained.chainer,
+            chained.library,
+        )
+        self._is_async = is_async
 
     async def send(self, request: Any) -> Any:
         if self._is_async:
@@ -255,9 +257,9 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a synchronous client cannot wait for an event loop")
 
 
-async def send(io: _Operations, library: Any, request: Any) -> Any:
+async def send(io: _Operations, request: Any) -> Any:
     """Send a request and, if its anchor is rejected or ignored, the original one."""
-    if not isinstance(request.stream, library.ByteStream):
+    if not isinstance(request.stream, io.library.ByteStream):
         return await io.send(request)
     begin = partial(_begin, io.chainer, request)
     problem = "a request could not be examined and is sent as written"
@@ -267,8 +269,7 @@ async def send(io: _Operations, library: Any, request: Any) -> Any:
     try:
         if exchange.needs_probe:
             await _probe(io, request, exchange)
-        response = await _attempt(io, library, request, exchange)
-        return response or await _attempt(io, library, request, exchange)
+        return await _attempt(io, request, exchange) or await _attempt(io, request, exchange)
     except BaseException:  # the request failed or was cancelled
         _try("a response could not be recorded", partial(exchange.end, early=True))
         raise
@@ -360,20 +361,20 @@ def _describes_account(header: str) -> bool:
     )
 
 
-async def _attempt(io: _Operations, library: Any, request: Any, exchange: Exchange) -> Any:
+async def _attempt(io: _Operations, request: Any, exchange: Exchange) -> Any:
     """Send once, and return the response, or None if the original request must be sent instead."""
-    response = await io.send(_rebuild(library, request, exchange.content))
+    response = await io.send(_rebuild(io.library, request, exchange.content))
     if response.has_redirect_location:  # no answer; the client may send another request
         return response
     # A transport may return a response whose body was read already; then it is not read again.
     is_read = response.is_stream_consumed
-    source = library.ByteStream(response.content) if is_read else response.stream
+    source = io.library.ByteStream(response.content) if is_read else response.stream
     headers = dict(response.headers.items())
     if is_read:
         headers.pop("content-encoding", None)
     try:
         observer = await io.call(partial(exchange.observe, response.status_code, headers))
-        body = _make_stream_class(library)(io, source, exchange, observer)
+        body = _make_stream_class(io.library)(io, source, exchange, observer)
         await body.hold(complete=is_read)
         if observer.verdict == "resend":
             await io.close(response)

@@ -21,19 +21,11 @@ from kedge.engines.request_log import record_healing, record_lost_context
 from kedge.engines.stored_items import Audit, JsonSource, audit_blocks
 from kedge.engines.transport import READABLE_CODINGS
 from kedge.events import Outcome
+from kedge.incremental import rewrite
 from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex, StoreIndex
 from kedge.incremental.observer import ResponseObserver
 from kedge.incremental.report import ChainedRequest, ReportBuilder
-from kedge.incremental.rewrite import (
-    ParsedRequest,
-    Rewritten,
-    complete_response,
-    find_shorter,
-    index_response,
-    normalize_block,
-    parse_request,
-    rewrite,
-)
+from kedge.incremental.rewrite import ParsedRequest, Rewritten
 from kedge.memory.evidence import Trust, find_known_host, limit_depth, read_identity
 from kedge.memory.judge import Judgment, MemoryCheck, ServerMemory, Way, is_chaining_enabled
 from kedge.observe import get_logger
@@ -57,13 +49,7 @@ CREDENTIAL_PARAMS = frozenset(
     {"api-key", "api_key", "apikey", "key", "code", "token", "access_token", "subscription-key"}
 )
 """Parameters of a URL that identify an account; their values are stored as a hash only."""
-SIGNATURE_HEADERS = (
-    "content-digest",
-    "content-md5",
-    "digest",
-    "repr-digest",
-    "x-amz-content-sha256",
-)
+DIGEST_HEADERS = ("content-digest", "content-md5", "digest", "repr-digest", "x-amz-content-sha256")
 """Headers with a digest of the body, which another body would make invalid, as those of a signature."""
 ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 """Headers that select the organization and project of a key."""
@@ -141,7 +127,7 @@ class Chainer:
         if not is_new and (pending is None or pending.record.status != "incomplete"):
             return None
         reason = _find_body_obstacle(headers) if is_new else "background"
-        parsed = ParsedRequest(blocked=reason) if reason else parse_request(content)
+        parsed = ParsedRequest(blocked=reason) if reason else rewrite.parse_request(content)
         check = self.memory.check(
             scope,
             parsed.model,
@@ -172,7 +158,7 @@ class Chainer:
             return "untrusted"
         if doubt := check.doubt:
             return doubt
-        rewritten = rewrite(
+        rewritten = rewrite.rewrite(
             parsed,
             self.index,
             scope=scope,
@@ -291,7 +277,7 @@ class Exchange:
             self.parsed.blocks,
             self.rewritten.anchor.record,
             lists_items=self.check.evidence.audits,
-            normalize=normalize_block,
+            normalize=rewrite.normalize_block,
         )
 
     def record_probe(self, found: Audit) -> None:
@@ -367,7 +353,7 @@ class Exchange:
         record, index = rewritten.anchor.record, self.chainer.index
         # After a total loss, each older response would cost another rejected request.
         is_gone = rejection == "gone"
-        older = find_shorter(self.parsed, index, rewritten.anchor) if is_gone else []
+        older = rewrite.find_shorter(self.parsed, index, rewritten.anchor) if is_gone else []
         self.check.record_rejection(rejection, record.created_at, now)
         index.mark_lost(self.scope, record.response_id, *older)
 
@@ -376,7 +362,11 @@ class Exchange:
         self.is_finished = True
         if self.pending is not None:
             is_partial = self.observer is not None and self.observer.is_partial
-            entry = complete_response(self.pending, outcome) if outcome and not is_partial else None
+            entry = (
+                rewrite.complete_response(self.pending, outcome)
+                if outcome and not is_partial
+                else None
+            )
             if entry is not None:
                 self.chainer.index.add(entry)
             return
@@ -436,11 +426,11 @@ class Exchange:
         judgment = self._judgment or self.check.judge(outcome)
         if judgment.reason:
             if self.rewritten and parent:
-                older = [] if judgment.resend else find_shorter(parsed, index, parent)
+                older = [] if judgment.resend else rewrite.find_shorter(parsed, index, parent)
                 index.mark_lost(self.scope, parent.record.response_id, *older)
                 record_lost_context(outcome.response_id)
             return False
-        entry = index_response(
+        entry = rewrite.index_response(
             parsed,
             outcome,
             scope=self.scope,
@@ -465,7 +455,7 @@ def _find_body_obstacle(headers: Mapping[str, str]) -> str:
     """Return why a request with these headers must keep its body, or an empty string."""
     if headers.get("content-encoding", "identity") != "identity":
         return "encoded"
-    has_digest = any(name in SIGNATURE_HEADERS or "signature" in name for name in headers)
+    has_digest = any(name in DIGEST_HEADERS or "signature" in name for name in headers)
     return "signed" if has_digest or headers.get("authorization", "").startswith("AWS4-") else ""
 
 

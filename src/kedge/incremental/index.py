@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -65,44 +65,6 @@ class IndexedResponse(msgspec.Struct, frozen=True):
 _decode_entry = msgspec.json.Decoder(IndexedResponse).decode
 
 
-class AnchorIndex(Protocol):
-    """Protocol of indexes: stored responses by content, and the evidence about their servers."""
-
-    @property
-    def is_blocking(self) -> bool:
-        """Whether calls wait for a disk or a network; asynchronous clients use worker threads for them."""
-        ...
-
-    @property
-    def hash_key(self) -> bytes:
-        """The key with which credentials are hashed into scopes, the same for all users of the index."""
-        ...
-
-    def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
-        """Return the responses of this scope whose content has one of these digests."""
-        ...
-
-    def get(self, scope: str, response_id: str) -> IndexedResponse | None:
-        """Return the response with this id."""
-        ...
-
-    def add(self, entry: IndexedResponse) -> bool:
-        """Add a response; return whether its id was there with other content, which is replaced."""
-        ...
-
-    def mark_lost(self, scope: str, *response_ids: str) -> None:
-        """Do not use these responses again: the server no longer has them."""
-        ...
-
-    def load_evidence(self, key: str) -> Mapping[str, Any] | None:
-        """Return the evidence about the memory of a server; see `kedge.memory.evidence`."""
-        ...
-
-    def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-        """Store the evidence about the memory of a server, and replace the previous evidence."""
-        ...
-
-
 class MemoryIndex:
     """An index in the memory of this process.
 
@@ -111,6 +73,7 @@ class MemoryIndex:
     """
 
     is_blocking = False
+    """Whether calls wait for a disk or a network; asynchronous clients use worker threads for them."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._by_id = BoundedDict[tuple[str, str], IndexedResponse](max_entries)
@@ -118,7 +81,7 @@ class MemoryIndex:
         """The newest response with each digest, also after it was lost or replaced."""
         self._evidence = BoundedDict[str, Mapping[str, Any]](max_entries)
         self.hash_key = secrets.token_bytes(32)
-        """The key with which credentials are hashed into scopes."""
+        """The key with which credentials are hashed into scopes, the same for all users of the index."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -151,7 +114,7 @@ class MemoryIndex:
                 self._by_id.pop((scope, response_id), None)
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
-        """Return the evidence about the memory of a server."""
+        """Return the evidence about the memory of a server; see `kedge.memory.evidence`."""
         return self._evidence.get(key)
 
     def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
@@ -273,6 +236,10 @@ class StoreIndex:
             log.warning("the index is not used for %g s: %s", RETRY_SECONDS, error)
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return None
+
+
+AnchorIndex = MemoryIndex | StoreIndex
+"""An index: stored responses by content, and the evidence about their servers."""
 
 
 def _decode(text: str) -> IndexedResponse | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Literal
 
+from kedge import events
 from kedge.engines.heal_rules import RequestSummary, classify_error, is_server_error
 from kedge.engines.http_errors import parse_error
 from kedge.engines.transport import (
@@ -16,16 +17,7 @@ from kedge.engines.transport import (
     resolve_limit,
 )
 from kedge.errors import RequestRefused, ServerFailed, StreamTooLarge
-from kedge.events import (
-    AnomalyNoted,
-    OpaqueEvent,
-    Outcome,
-    ResponseCompleted,
-    ResponseFailed,
-    ResponseStarted,
-    StreamEvent,
-    StreamFailed,
-)
+from kedge.events import Outcome
 from kedge.events.assembler import Assembler
 from kedge.events.responses import ResponsesDecoder
 from kedge.memory.judge import names_other_response
@@ -145,21 +137,23 @@ class ResponseObserver:
         self._give_up()
         return None
 
-    def _handle(self, event: StreamEvent) -> None:
+    def _handle(self, event: events.StreamEvent) -> None:
         self._assembler.feed(event)
-        if isinstance(event, ResponseCompleted) and self._reader.is_stream:
+        if isinstance(event, events.ResponseCompleted) and self._reader.is_stream:
             self.is_partial = not (self._has_start or event.output)
-        if isinstance(event, ResponseStarted):
+        if isinstance(event, events.ResponseStarted):
             self._has_start = True
             if names_other_response(event, self._expected):
                 self.resend("forgot")
-        elif isinstance(event, StreamFailed | ResponseFailed):
+        elif isinstance(event, events.StreamFailed | events.ResponseFailed):
             # Gateways report errors of the upstream inside the stream.
             error = RequestRefused(event.message, code=event.code)
-            if isinstance(event, StreamFailed):
+            if isinstance(event, events.StreamFailed):
                 error.status, error.param = event.status, event.param
             self._has_output |= not self._fail(error)
-        elif not isinstance(event, OpaqueEvent | AnomalyNoted):  # progress before any output
+        elif not isinstance(
+            event, events.OpaqueEvent | events.AnomalyNoted
+        ):  # progress before any output
             self._has_output = True
 
     def _fail(self, error: RequestRefused) -> bool:

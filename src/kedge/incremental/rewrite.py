@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import structs
 
+from kedge import turns
 from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.incremental.index import AnchorIndex, IndexedResponse
@@ -42,15 +43,7 @@ from kedge.planning.digests import (
 from kedge.planning.explain import DOUBT_REASONS
 from kedge.security.bounded_dict import BoundedDict
 from kedge.text.json_text import decode, encode_escaped, encode_sorted
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    OpaqueBlock,
-    ReasoningBlock,
-    ToolCallBlock,
-    block_from_item,
-    user,
-)
+from kedge.turns import Block, user
 from kedge.turns.frozen_json import thaw
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -213,7 +206,7 @@ def _read_block(text: bytes) -> Block:
 
 @lru_cache(maxsize=MAX_CACHED_ITEMS)
 def _read_cached_block(text: bytes) -> Block:
-    return normalize_block(block_from_item(decode(text)))
+    return normalize_block(turns.block_from_item(decode(text)))
 
 
 def _find_obstacle(values: Mapping[str, Any], blocks: tuple[Block, ...]) -> str:
@@ -224,7 +217,7 @@ def _find_obstacle(values: Mapping[str, Any], blocks: tuple[Block, ...]) -> str:
         return "prompt"
     if values.get("store") is False:
         return "not_stored"
-    kinds = {block.type for block in blocks if isinstance(block, OpaqueBlock)}
+    kinds = {block.type for block in blocks if isinstance(block, turns.OpaqueBlock)}
     if "item_reference" in kinds:
         return "item_reference"
     if "compaction_trigger" in kinds:
@@ -241,9 +234,9 @@ def normalize_block(block: Block) -> Block:
     reason members of the model's output such as ``phase`` are compared separately: a replay may lack them. Unknown
     members of the program's own items, such as the name of a user, are compared with the rest.
     """
-    if isinstance(block, ToolCallBlock) and not block.custom:
+    if isinstance(block, turns.ToolCallBlock) and not block.custom:
         block = structs.replace(block, arguments=normalize_json(block.arguments))
-    if isinstance(block, AssistantBlock | ToolCallBlock):
+    if isinstance(block, turns.AssistantBlock | turns.ToolCallBlock):
         members = get_members(block)
         block = strip_members(block)
         return block.with_metadata({_MEMBERS: members}) if members else block
@@ -252,7 +245,7 @@ def normalize_block(block: Block) -> Block:
 
 def _hash_members(blocks: Iterable[Block], start: int = 0) -> frozenset[str]:
     """Return the members of the model's output that a replay may lack, each with its position and a hash."""
-    covered = (block for block in blocks if not isinstance(block, ReasoningBlock))
+    covered = (block for block in blocks if not isinstance(block, turns.ReasoningBlock))
     return frozenset(
         f"{position} {name} {hashlib.sha256(encode_sorted(thaw(value))).hexdigest()[:16]}"
         for position, block in enumerate(covered, start)
@@ -310,7 +303,7 @@ def rewrite(
     remaining = [
         (text, block)
         for text, block in zip(request.items[start:], request.blocks[start:], strict=True)
-        if not (isinstance(block, ReasoningBlock) and block.item_id in anchor.reasoning_ids)
+        if not (isinstance(block, turns.ReasoningBlock) and block.item_id in anchor.reasoning_ids)
     ]
     if not remaining:
         return "no_anchor"
@@ -333,7 +326,7 @@ def find_shorter(request: ParsedRequest, index: AnchorIndex, anchor: IndexedResp
 
 _MEMBERS = "members"
 """The metadata key of the members that a normalized block does not have."""
-_OUTPUT_BLOCKS = (AssistantBlock, ToolCallBlock, OpaqueBlock)
+_OUTPUT_BLOCKS = (turns.AssistantBlock, turns.ToolCallBlock, turns.OpaqueBlock)
 
 
 def _iter_ends(request: ParsedRequest, longest: int) -> Iterator[int]:
@@ -422,7 +415,7 @@ def complete_response(pending: IndexedResponse, outcome: Outcome) -> IndexedResp
         block_count=pending.record.block_count + covered,
         status="completed",
     )
-    reasoning = (block.item_id for block in output if isinstance(block, ReasoningBlock))
+    reasoning = (block.item_id for block in output if isinstance(block, turns.ReasoningBlock))
     members = pending.members | _hash_members(output, pending.record.block_count)
     return IndexedResponse(record, frozenset(name for name in reasoning if name), members)
 
