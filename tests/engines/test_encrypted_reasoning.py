@@ -32,6 +32,7 @@ class ReasoningServer:
     rejects: tuple[int, dict[str, Any]] | None = None
     stores: bool = True
     calls: bool = False
+    chains: bool = True
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     known: set[str] = field(default_factory=set[str])
     broken: bool = False
@@ -46,6 +47,9 @@ class ReasoningServer:
             status, error = self.rejects or (500, {"message": "broken"})
             return json_response({"error": error}, status)
         parent = body.get("previous_response_id")
+        if parent and not self.chains:
+            error = {"message": "previous_response_id is not supported"}
+            return json_response({"error": error}, 400)
         if parent and parent not in self.known:
             error = {"message": "gone", "code": "previous_response_not_found"}
             return json_response({"error": error}, 400)
@@ -120,6 +124,15 @@ async def test_a_rejected_request_is_repeated_once_and_remembered_per_model(reje
         turn = await send(engine, turn)
         await send(engine, turn, model="other")
     assert server.asked == [True, False, False, True, False]
+
+
+async def test_a_server_may_reject_encrypted_reasoning_and_chaining() -> None:
+    """A request that is repeated for another reason does not ask again for what the server has just rejected."""
+    server = ReasoningServer(rejects=ERRORS[0], chains=False)
+    async with open_engine(server) as engine:
+        turn = await send(engine, Turn())
+        await send(engine, turn)
+    assert server.asked == [False, True, False, False]
 
 
 async def test_a_failure_that_is_not_about_reasoning_is_not_remembered() -> None:

@@ -218,6 +218,7 @@ class ResponsesEngine(RequestEngine):
         known, request = self._known_server, session.request
         session.include = (
             request.keep_reasoning
+            and not session.include_rejected
             and (known is None or known.encrypts)
             and session.check.reasoning.should_request(
                 known=known is not None, unstored=not _should_store(session), heal=request.heal
