@@ -24,8 +24,8 @@ from kedge.engines.anthropic import (
     SAMPLING_RULES,
     map_tool,
     reconcile_body,
+    render_messages,
 )
-from kedge.engines.anthropic.render import render_messages
 from kedge.engines.param_rules import map_params
 from kedge.errors import (
     AnswerIncomplete,

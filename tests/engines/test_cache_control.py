@@ -11,7 +11,7 @@ from starlette.responses import Response
 from engines.fake_server import json_response, serve_handler
 from for_each import for_each
 from kedge.engines import prompt_cache
-from kedge.engines.anthropic.render import render_messages
+from kedge.engines.anthropic import render_messages
 from kedge.engines.chat_completions import render_messages as render_chat
 from kedge.engines.prompt_cache import (
     LIFETIMES,

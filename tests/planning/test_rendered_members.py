@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kedge import turns
+from kedge.engines import anthropic as anthropic_render
 from kedge.engines import chat_completions as chat_render
-from kedge.engines.anthropic import render as anthropic_render
 from kedge.errors import InvalidJSON, Unsendable, UnsupportedBlock
 from kedge.planning import plan_request, prefix_digest
 from kedge.planning.digests import is_copy

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from kedge.compaction import base
 from kedge.compaction.base import CompactionRequest, CompactionResult, Replacement, component_name
 from kedge.engines import Engine, unwrap
-from kedge.engines.content_filter import ContentFilters, Phase
+from kedge.engines.request_options import ContentFilters, Phase
 from kedge.errors import Blocked, KedgeError
 from kedge.event_loops import await_value
 from kedge.events import Usage

@@ -8,8 +8,8 @@ from typing import TypedDict, Unpack
 import msgspec
 from msgspec.structs import replace
 
-from kedge.engines.content_filter import ContentFilters
 from kedge.engines.request_log import filter_json
+from kedge.engines.request_options import ContentFilters
 from kedge.events import Event
 from kedge.events.run import Healed, ModeChanged, RequestPlanned, ServerForgot, ToolFinished
 from kedge.planning import get_state, set_state

@@ -18,10 +18,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from typing_extensions import TypeForm, TypeVar
 
-from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.output_schema import OutputSchema
 from kedge.engines.reply import Reply, run_until_valid
-from kedge.engines.request_options import Request, RequestOptions, split_tools
+from kedge.engines.request_options import (
+    ContentFilter,
+    ContentFilters,
+    Request,
+    RequestOptions,
+    split_tools,
+)
 from kedge.engines.stream import Stream
 from kedge.errors import InvalidTurn, describe_type
 from kedge.event_loops import AsyncResource

@@ -14,9 +14,10 @@ from typing import Any
 from kedge import turns
 from kedge.engines import param_rules
 from kedge.engines.base import Request
+from kedge.engines.param_rules import Members, ParamRules, omit
 from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
-from kedge.engines.request_options import LOGPROBS
-from kedge.engines.stateless import Inputs, Message, MessageRenderer, StatelessEngine
+from kedge.engines.request_options import LOGPROBS, Params
+from kedge.engines.stateless import Inputs, Message, MessageRenderer, Results, StatelessEngine
 from kedge.errors import UnsupportedParameter
 from kedge.events.chat_completions import ChatDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan, plan_request
@@ -46,11 +47,9 @@ def messages_from_blocks(blocks: Iterable[turns.Block]) -> list[Message]:
     return render_messages(plan.without_reasoning(), "chat")
 
 
-def render_messages(
-    plan: RequestPlan, provider: str, max_call_id: int | None = None
-) -> list[Message]:
+def render_messages(plan: RequestPlan, provider: str, max_call_id: int | str = "") -> list[Message]:
     """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
-    renderer = _ChatRenderer(provider, f".{{1,{max_call_id or ''}}}")
+    renderer = _ChatRenderer(provider, f".{{1,{max_call_id}}}")
     renderer.own = plan.own_responses()
     system = plan.instructions
     lead: list[Message] = [] if system is None else [{"role": "system", "content": system}]
@@ -61,9 +60,7 @@ class _ChatRenderer(MessageRenderer):
     own: frozenset[str]
     """The responses of this server."""
 
-    def _render_user(
-        self, results: Sequence[turns.ToolResultBlock], inputs: Inputs
-    ) -> list[Message]:
+    def _render_user(self, results: Results, inputs: Inputs) -> list[Message]:
         return [*map(self._render_result, results), *map(self._render_input, inputs)]
 
     def _render_assistant(self, blocks: Sequence[turns.Block]) -> list[Message]:
@@ -186,40 +183,34 @@ def _simplify_content(parts: list[Message]) -> str | list[Message]:
     return parts
 
 
-def map_tool(definition: Mapping[str, Any]) -> param_rules.Members:
+def map_tool(definition: Mapping[str, Any]) -> Members:
     """Convert a tool of the Responses API; a tool in the form of this API is sent unchanged."""
     match definition.get("type"):
         case "function" if "function" not in definition:
-            function = param_rules.omit(definition, "type")
+            function = omit(definition, "type")
             if not function.get("strict"):
                 function.pop("strict", None)
             return {"type": "function", "function": function}
         case "custom" if "custom" not in definition:
-            return {
-                "type": "custom",
-                "custom": _map_custom_tool(param_rules.omit(definition, "type")),
-            }
+            return {"type": "custom", "custom": _map_custom_tool(omit(definition, "type"))}
         case _:
             return dict(definition)
 
 
-def _map_custom_tool(definition: param_rules.Members) -> param_rules.Members:
-    form: param_rules.Members = definition.get("format") or {}
+def _map_custom_tool(definition: Members) -> Members:
+    form: Members = definition.get("format") or {}
     if form.get("type") == "grammar" and "grammar" not in form:
-        return {
-            **definition,
-            "format": {"type": "grammar", "grammar": param_rules.omit(form, "type")},
-        }
+        return {**definition, "format": {"type": "grammar", "grammar": omit(form, "type")}}
     return definition
 
 
-def _map_named_choice(choice: Mapping[str, Any]) -> param_rules.Members:
+def _map_named_choice(choice: Mapping[str, Any]) -> Members:
     """Convert a tool choice by name, in the form of either API."""
     kind = choice["type"]
     return dict(choice) if kind in choice else {"type": kind, kind: {"name": choice.get("name")}}
 
 
-def _map_allowed_tools(choice: Mapping[str, Any]) -> param_rules.Members:
+def _map_allowed_tools(choice: Mapping[str, Any]) -> Members:
     if "allowed_tools" in choice:
         return {"tool_choice": dict(choice)}
     tools = [_map_named_choice(each) for each in choice.get("tools", ())]
@@ -227,12 +218,12 @@ def _map_allowed_tools(choice: Mapping[str, Any]) -> param_rules.Members:
     return {"tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
 
 
-def _map_json_schema(text_format: Mapping[str, Any]) -> param_rules.Members:
-    schema = {"type": "json_schema", "json_schema": param_rules.omit(text_format, "type")}
+def _map_json_schema(text_format: Mapping[str, Any]) -> Members:
+    schema = {"type": "json_schema", "json_schema": omit(text_format, "type")}
     return {"response_format": schema}
 
 
-_CHOICES: param_rules.ParamRules = {
+_CHOICES: ParamRules = {
     "auto": param_rules.rename("tool_choice"),
     "none": param_rules.rename("tool_choice"),
     "required": param_rules.rename("tool_choice"),
@@ -240,20 +231,20 @@ _CHOICES: param_rules.ParamRules = {
     "custom": lambda choice: {"tool_choice": _map_named_choice(choice)},
     "allowed_tools": _map_allowed_tools,
 }
-_FORMATS: param_rules.ParamRules = {
+_FORMATS: ParamRules = {
     "text": lambda _: {},
     "json_object": lambda _: {"response_format": {"type": "json_object"}},
     "json_schema": _map_json_schema,
 }
 
 
-def _map_include(names: Any) -> param_rules.Members:
+def _map_include(names: Any) -> Members:
     if names in ([LOGPROBS], (LOGPROBS,)):
         return {"logprobs": True}
     return param_rules.reject_unless("include", param_rules.NO_SERVER_STATE, [], ())(names)
 
 
-def build_param_rules(max_tokens: str) -> param_rules.ParamRules:
+def build_param_rules(max_tokens: str) -> ParamRules:
     """Return the conversion of each parameter; ``max_tokens`` is the server's name for the output limit."""
     return {
         **param_rules.STATELESS_RULES,
@@ -329,13 +320,11 @@ class ChatCompletionsEngine(StatelessEngine):
     ) -> None:
         super().__init__(model, **settings)
         self._param_rules = build_param_rules(max_tokens)
-        self._max_call_id = max_call_id
+        self._max_call_id = max_call_id or ""
         self._replay_reasoning = replay_reasoning
         self._cache_control = cache_control
 
-    def _build_body(
-        self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _build_body(self, plan: RequestPlan, request: Request, params: Params) -> Members:
         body = self._start_body(render_messages(plan, self.name, self._max_call_id), request)
         if params.get("n") not in (None, 1):
             raise UnsupportedParameter("n", "a Turn has one answer; send it several times")
@@ -349,10 +338,10 @@ class ChatCompletionsEngine(StatelessEngine):
             more["stream_options"] = options
         return {**body, **more}
 
-    def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
+    def _cache_rules(self, model: str, params: Params) -> CacheRules:
         return anthropic_rules(model, "5m") if self._cache_control else self.cache_rules
 
-    def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
+    def _request_caching(self, body: Members, plan: RequestPlan, cache: CachePlan) -> None:
         if self._cache_control:
             mark_chat_messages(body, plan, self._cache_rules(body["model"], body))
         elif cache.key:

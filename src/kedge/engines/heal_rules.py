@@ -57,9 +57,7 @@ OBJECT_LOCKED = "conversation_locked"
 """The code with which a server rejects a request to a conversation object that another one uses."""
 _CHAIN_PARAMS = frozenset({"previous_response_id", "response_id"})
 _GONE_CODES = frozenset({"previous_response_not_found", "response_not_found"})
-_UNRELATED_404_CODES = frozenset(
-    {"model_not_found", "invalid_model", "unknown_url", "not_found_route"}
-)
+_UNRELATED_CODES = frozenset({"model_not_found", "invalid_model", "unknown_url", "not_found_route"})
 _UNSUPPORTED_PATTERN = re.compile(
     r"zero data retention|(does not|doesn't|not) support|unsupported|not implemented|stateless"
     r"|cannot be used",
@@ -85,22 +83,19 @@ def _is_response_missing(error: EngineError, summary: RequestSummary) -> bool:
     if error.code in _GONE_CODES or error.param in _CHAIN_PARAMS:
         return True
     if error.status == 404:
-        return error.code not in _UNRELATED_404_CODES and error.param != "model"
-    named = summary.previous_response_id in error.message
+        return error.code not in _UNRELATED_CODES and error.param != "model"
+    text = error.message
+    if summary.previous_response_id in text:
+        return True
     # If the chain is valid here and the server rejects it, the server remembers only a part of it.
-    return named or bool(
-        _CHAIN_PATTERN.search(error.message) or _PAIRING_PATTERN.search(error.message)
-    )
+    return bool(_CHAIN_PATTERN.search(text) or _PAIRING_PATTERN.search(text))
 
 
 def _is_conversation_unusable(error: EngineError, summary: RequestSummary) -> bool:
     if not summary.conversation_id:
         return False
-    return (
-        error.status in (404, 410)
-        or error.code == OBJECT_LOCKED
-        or bool(_PAIRING_PATTERN.search(error.message))
-    )
+    is_gone = error.status in (404, 410) or error.code == OBJECT_LOCKED
+    return is_gone or bool(_PAIRING_PATTERN.search(error.message))
 
 
 def _is_reasoning_rejected(error: EngineError, summary: RequestSummary) -> bool:
@@ -109,10 +104,8 @@ def _is_reasoning_rejected(error: EngineError, summary: RequestSummary) -> bool:
 
 
 def _is_include_rejected(error: EngineError, summary: RequestSummary) -> bool:
-    mentions_include = error.param.startswith("include") or bool(
-        _ENCRYPTED_PATTERN.search(error.message)
-    )
-    return summary.requests_reasoning and mentions_include
+    mentions_include = error.param.startswith("include") or _ENCRYPTED_PATTERN.search(error.message)
+    return summary.requests_reasoning and bool(mentions_include)
 
 
 def _is_empty_input_rejected(error: EngineError, summary: RequestSummary) -> bool:
@@ -193,13 +186,9 @@ def lost_context(
 
 def error_from_event(event: StreamFailed, provider: str) -> EngineError:
     """Return the error that a stream reports as an event."""
-    return RequestRefused(
-        event.message,
-        provider=provider,
-        status=event.status,
-        code=event.code,
-        param=event.param,
-    )
+    error = RequestRefused(event.message, provider=provider, status=event.status)
+    error.code, error.param = event.code, event.param
+    return error
 
 
 def find_lost(state: ConversationState, plan: RequestPlan, *, all_older: bool) -> tuple[str, ...]:

@@ -76,6 +76,7 @@ class HttpClient:
         self.max_retries = max_retries
         self.timeouts = timeouts
         self._proxy = find_proxy(errors.base_url)
+        self._options: Any = {"allow_redirects": False, "proxy": self._proxy}
         self._ssl: Any = None
         if errors.base_url.startswith("https:"):
             import httpx2  # with its certificates: those of the system, or of `SSL_CERT_FILE`
@@ -112,13 +113,7 @@ class HttpClient:
         while True:
             try:
                 response = await self._session.request(
-                    method,
-                    url,
-                    data=content,
-                    headers=headers,
-                    params=query,
-                    allow_redirects=False,
-                    proxy=self._proxy,
+                    method, url, data=content, headers=headers, params=query, **self._options
                 )
             except self.read_errors as exc:
                 timed_out = isinstance(exc, TimeoutError)  # also if its cause is a cancellation
@@ -128,10 +123,8 @@ class HttpClient:
             else:
                 if response.status < 300:
                     # To release it closes the connection if the body has not arrived completely.
-                    source = response.content.iter_any()
-                    return RawResponse(
-                        self, self.errors, source, response.release, response.headers
-                    )
+                    source, release = response.content.iter_any(), response.release
+                    return RawResponse(self, self.errors, source, release, response.headers)
                 body = await read_start(response.content.iter_any(), self.read_errors)
                 response.close()
                 text = body.decode("utf-8", "replace")

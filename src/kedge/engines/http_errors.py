@@ -104,9 +104,8 @@ class ErrorBuilder(msgspec.Struct, frozen=True):
     def build_error(self, status: int, text: str, headers: Mapping[str, str]) -> errors.EngineError:
         """Return the error for a response with an error status."""
         # Redacted before it is truncated, which could leave a part of the key.
-        fields = {
-            name: self.redact(value) for name, value in parse_error(self.redact(text)).items()
-        }
+        found = parse_error(self.redact(text))
+        fields = {name: self.redact(value) for name, value in found.items()}
         message = fields.pop("message")
         if 300 <= status < 400:
             message = self.redact(_describe_redirect(headers))

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 JSONSchema = dict[str, Any]
 
-DROPPED_KEYWORDS = frozenset(
-    {"default", "discriminator", "examples", "maxLength", "minLength", "uniqueItems"}
-)
-SUPPORTED_FORMATS = frozenset(
-    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"}
-)
+DROPPED_KEYWORDS = (
+    "default", "discriminator", "examples", "maxLength", "minLength", "uniqueItems",
+)  # fmt: skip
+SUPPORTED_FORMATS = (
+    "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid",
+)  # fmt: skip
 UNSUPPORTED_KEYWORDS = {
     "allOf": "an intersection of types",
     "contains": "an array that must contain an element",
@@ -54,11 +54,9 @@ UNSUPPORTED_KEYWORDS = {
     "patternProperties": "property names by pattern",
     "prefixItems": "a tuple of different types; use a dataclass",
 }
-_SINGLE_SCHEMA_KEYS = frozenset(
-    {"items", "additionalProperties", "not", "contains", "propertyNames"}
-)
-_LIST_SCHEMA_KEYS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-_MAP_SCHEMA_KEYS = frozenset({"properties", "$defs", "patternProperties"})
+_SINGLE_SCHEMA_KEYS = ("items", "additionalProperties", "not", "contains", "propertyNames")
+_LIST_SCHEMA_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAP_SCHEMA_KEYS = ("properties", "$defs", "patternProperties")
 DEFINITIONS_PATH = "#/$defs/"
 """The start of a reference to a definition."""
 
@@ -66,6 +64,8 @@ MAX_CONVERTED_SCHEMAS = 10_000
 """The schemas that a strict form may have: a reference with other members is replaced by a copy of its definition."""
 
 ErrorFactory = Callable[[str, str], Exception]
+References = tuple[str, ...]
+Function = Mapping[str, Any]
 
 
 def list_subschemas(schema: JSONSchema) -> list[JSONSchema]:
@@ -151,26 +151,20 @@ def to_strict_schema(schema: JSONSchema, make_error: ErrorFactory) -> JSONSchema
 
 class _StrictConverter:
     def __init__(self, definitions: JSONSchema, make_error: ErrorFactory) -> None:
-        self.definitions = definitions
-        self.make_error = make_error
-        self.converted = 0
+        self.definitions, self.fail, self.converted = definitions, make_error, 0
 
-    def convert(self, schema: JSONSchema | bool, path: str, seen: tuple[str, ...]) -> JSONSchema:
+    def convert(self, schema: JSONSchema | bool, path: str, seen: References) -> JSONSchema:
         self.converted += 1
         if self.converted > MAX_CONVERTED_SCHEMAS:
-            raise self.make_error(
-                path, f"its strict form has over {MAX_CONVERTED_SCHEMAS:,} schemas"
-            )
+            raise self.fail(path, f"its strict form has over {MAX_CONVERTED_SCHEMAS:,} schemas")
         if isinstance(schema, bool):
-            raise self.make_error(path, f"strict mode requires a type here, not {schema}")
+            raise self.fail(path, f"strict mode requires a type here, not {schema}")
         if "$ref" in schema:
             return self._convert_reference(schema, path, seen)
         if found := next((key for key in UNSUPPORTED_KEYWORDS if key in schema), None):
-            raise self.make_error(
-                path, f"strict mode does not support {UNSUPPORTED_KEYWORDS[found]}"
-            )
+            raise self.fail(path, f"strict mode does not support {UNSUPPORTED_KEYWORDS[found]}")
         if not schema.keys() & {"type", "anyOf", "oneOf", "enum", "const"}:
-            raise self.make_error(path, "strict mode requires a type here, not Any")
+            raise self.fail(path, "strict mode requires a type here, not Any")
         strict = {key: value for key, value in schema.items() if key not in DROPPED_KEYWORDS}
         if strict.get("format") not in SUPPORTED_FORMATS:
             strict.pop("format", None)
@@ -178,37 +172,32 @@ class _StrictConverter:
             strict["anyOf"] = strict.pop("oneOf")
         return self._convert_children(strict, path, seen)
 
-    def _convert_children(self, schema: JSONSchema, path: str, seen: tuple[str, ...]) -> JSONSchema:
+    def _convert_children(self, schema: JSONSchema, path: str, seen: References) -> JSONSchema:
         if has_type(schema, "object"):
             self._close_object(schema, path)
         if has_type(schema, "array") and "items" not in schema:
-            raise self.make_error(path, "strict mode requires a type for the items of an array")
+            raise self.fail(path, "strict mode requires a type for the items of an array")
         if isinstance(schema.get("items"), dict):
             schema["items"] = self.convert(schema["items"], f"{path}[]", seen)
         if "anyOf" in schema:
             choices = cast("list[JSONSchema]", schema["anyOf"])
             schema["anyOf"] = [self.convert(choice, path, seen) for choice in choices]
-        for key in ("properties", "$defs"):
+        for key, prefix in (("properties", f"{path}."), ("$defs", "")):
             if key in schema:
-                members = cast("JSONSchema", schema[key])
-                schema[key] = {
-                    name: self.convert(member, name if key == "$defs" else f"{path}.{name}", seen)
-                    for name, member in members.items()
-                }
+                members = cast("JSONSchema", schema[key]).items()
+                converted = ((n, self.convert(each, prefix + n, seen)) for n, each in members)
+                schema[key] = dict(converted)
         return schema
 
     def _close_object(self, schema: JSONSchema, path: str) -> None:
         if is_open_ended(schema):
-            raise self.make_error(
-                path, "strict mode does not support objects with arbitrary keys; use a dataclass"
-            )
+            problem = "strict mode does not support objects with arbitrary keys; use a dataclass"
+            raise self.fail(path, problem)
         schema.setdefault("properties", {})
         schema["additionalProperties"] = False
         schema["required"] = list(schema["properties"])
 
-    def _convert_reference(
-        self, schema: JSONSchema, path: str, seen: tuple[str, ...]
-    ) -> JSONSchema:
+    def _convert_reference(self, schema: JSONSchema, path: str, seen: References) -> JSONSchema:
         """Replace a reference that has other members by its definition, because strict mode allows none."""
         reference: str = schema["$ref"]
         beside = {k: v for k, v in schema.items() if k != "$ref" and k not in DROPPED_KEYWORDS}
@@ -217,7 +206,7 @@ class _StrictConverter:
         name = reference.removeprefix(DEFINITIONS_PATH)
         definition: JSONSchema | bool | None = self.definitions.get(name)
         if not isinstance(definition, dict):
-            raise self.make_error(path, f"strict mode requires {reference} in $defs")
+            raise self.fail(path, f"strict mode requires {reference} in $defs")
         return self.convert({**definition, **beside}, path, (*seen, reference))
 
 
@@ -298,18 +287,13 @@ def infer_tool_name(tools: Sequence[Mapping[str, Any]], arguments: str, custom: 
         The name; an empty string if no tool fits, or more than one, or if that takes too long to decide.
     """
     kind = "custom" if custom else "function"
-    offered = [
-        cast("Mapping[str, Any]", tool.get(kind) or tool)
-        for tool in tools
-        if tool.get("type", "function") == kind
-    ]
+    same = (tool for tool in tools if tool.get("type", "function") == kind)
+    offered = [cast("Function", tool.get(kind) or tool) for tool in same]
     fitting = offered if custom else _find_fitting(offered, arguments)
     return str(fitting[0].get("name") or "") if len(fitting) == 1 else ""
 
 
-def _find_fitting(
-    functions: Sequence[Mapping[str, Any]], arguments: str
-) -> Sequence[Mapping[str, Any]]:
+def _find_fitting(functions: Sequence[Function], arguments: str) -> Sequence[Function]:
     """Return the functions whose schema the arguments match without undeclared names."""
     try:
         value = json.loads(arguments[: MAX_ARGUMENT_CHARS + 1] or "{}")

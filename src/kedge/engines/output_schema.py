@@ -76,15 +76,9 @@ class OutputSchema(msgspec.Struct, Generic[OutputT_co], frozen=True):
 
     def request_options(self) -> dict[str, Any]:
         """Return the request parameter for this schema, as the Responses API names it."""
-        text_format: dict[str, Any] = {
-            "type": "json_schema",
-            "name": self.name,
-            "schema": thaw(self.schema),
-        }
         strict = self._build_strict()
-        if strict is not None:
-            text_format |= {"schema": strict, "strict": True}
-        return {"text": {"format": text_format}}
+        schema = {"schema": strict, "strict": True} if strict else {"schema": thaw(self.schema)}
+        return {"text": {"format": {"type": "json_schema", "name": self.name, **schema}}}
 
     def parse(self, text: str) -> OutputT_co:
         """Return the value of an answer.
@@ -194,9 +188,8 @@ class OutputSchema(msgspec.Struct, Generic[OutputT_co], frozen=True):
             ) from error
         problems = sorted(found, key=lambda each: [str(step) for step in each.absolute_path])
         if problems:
-            raise SchemaMismatch(
-                [f"{format_path(e.absolute_path, WHOLE)}: {e.message}" for e in problems]
-            )
+            lines = [f"{format_path(e.absolute_path, WHOLE)}: {e.message}" for e in problems]
+            raise SchemaMismatch(lines)
         return self._unwrap(checked, None)
 
 
@@ -247,15 +240,10 @@ def _build_schema(
         return OutputSchema(name, FrozenMap(schema), adapter)
     schema = _move_references(schema, "#", f"#/properties/{WRAPPER_MEMBER}")
     inner = {key: value for key, value in schema.items() if key not in _DOCUMENT_KEYWORDS}
-    wrapper: dict[str, Any] = {
-        "type": "object",
-        "properties": {WRAPPER_MEMBER: inner},
-        "required": [WRAPPER_MEMBER],
-        "additionalProperties": False,
-    }
-    if "$defs" in schema:
-        wrapper["$defs"] = schema["$defs"]
-    return OutputSchema(name, FrozenMap(wrapper), adapter, wrapped=True)
+    wrapper = {"properties": {WRAPPER_MEMBER: inner}, "required": [WRAPPER_MEMBER]}
+    shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    wrapped = FrozenMap({"type": "object", **wrapper, "additionalProperties": False, **shared})
+    return OutputSchema(name, wrapped, adapter, wrapped=True)
 
 
 def _move_references(schema: dict[str, Any], old: str, new: str) -> dict[str, Any]:
@@ -273,9 +261,8 @@ def _check_schema(schema: Mapping[str, Any], name: str) -> None:
     try:
         Draft202012Validator.check_schema(schema)  # pyright: ignore[reportUnknownMemberType]
     except SchemaError as error:
-        raise InvalidSetting(
-            f"the schema of {name} is not a valid JSON schema: {error.message}"
-        ) from error
+        problem = f"the schema of {name} is not a valid JSON schema: {error.message}"
+        raise InvalidSetting(problem) from error
 
 
 def _is_closed(schema: dict[str, Any]) -> bool:

@@ -97,9 +97,8 @@ class Reply(Generic[ReplyT_co]):
         """The provider's id of the response that the answer ends with; empty if it has none."""
         if running := find_running(self.turn):
             return running.response_id
-        answer = takewhile(
-            lambda block: not isinstance(block, turns.UserBlock), reversed(self.turn.blocks)
-        )
+        blocks = reversed(self.turn.blocks)
+        answer = takewhile(lambda block: not isinstance(block, turns.UserBlock), blocks)
         return next((block.response_id for block in answer if block.response_id), "")
 
     @property
@@ -114,9 +113,7 @@ class Reply(Generic[ReplyT_co]):
         for block in reversed(self.turn.blocks):
             if isinstance(block, turns.ReasoningBlock):
                 found += reversed(block.texts or block.summary)
-            elif not isinstance(
-                block, turns.AssistantBlock | turns.ToolCallBlock | turns.OpaqueBlock
-            ):
+            elif block.kind not in ("assistant", "tool_call", "opaque"):
                 break
         return "\n\n".join(reversed(found))
 
@@ -158,9 +155,7 @@ async def run_until_valid(
             record_healing("format", "")
             yield run_events.Healed("format", status=error.status)
             continue
-        if find_running(turn) or any(
-            problem.kind == "unanswered" for problem in find_problems(turn)
-        ):
+        if find_running(turn) or any(each.kind == "unanswered" for each in find_problems(turn)):
             yield TurnFinished(turn)  # the caller waits, or runs these calls, and sends it again
             return
         shown = request.filters.apply_to_turn(turn, ("output",))
@@ -168,11 +163,8 @@ async def run_until_valid(
             value = read_output(schema, shown, sent)
         except SchemaMismatch as mismatch:
             count("outputs_total", outcome="rejected")
-            log.warning(
-                "answer %d does not match the schema: %d problem(s)",
-                *(attempt, len(mismatch.problems)),
-                turn_id=turn.id,
-            )
+            report = "answer %d does not match the schema: %d problem(s)"
+            log.warning(report, attempt, len(mismatch.problems), turn_id=turn.id)
             text = answer_text(shown, sent)
             if attempt > request.output_retries:
                 raise OutputInvalid(text, mismatch.problems, attempt, shown) from mismatch

@@ -449,9 +449,8 @@ class RequestEngine(Engine):
         The tap of the caller receives the request with its reply, or with its error.
         """
         tap = session.request.tap and partial(session.request.tap, session.content)
-        is_repeatable = (
-            session.plan.mode != "conversation"
-        )  # an object may contain the first attempt
+        # A conversation object may contain the first attempt.
+        is_repeatable = session.plan.mode != "conversation"
         try:
             reply = await self.transport.send(
                 self.path,
@@ -577,10 +576,8 @@ class RequestEngine(Engine):
                 error = errors.AnswerIncomplete(message, provider=self.name, code=outcome.reason)
             case "failed":
                 message = outcome.message or "the server reported a failure"
-                retryable = not is_permanent_failure(outcome.code, message)
-                error = errors.ServerFailed(
-                    message, provider=self.name, code=outcome.code, retryable=retryable
-                )
+                error = errors.ServerFailed(message, provider=self.name, code=outcome.code)
+                error.retryable = not is_permanent_failure(outcome.code, message)
             case "cut":
                 message = "the stream ended before the response was complete; the Turn is unchanged"
                 error = cut or StreamCut(message, provider=self.name, retryable=True)

@@ -8,13 +8,13 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from itertools import starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import asdict, replace
 
-from kedge.engines.content_filter import ContentFilters
-from kedge.engines.request_options import KNOWN_PARAMS, Request
+from kedge.engines.request_options import KNOWN_PARAMS, ContentFilters, Request
 from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
 from kedge.events import Event, Outcome, ResponseStarted, Usage, request_record
 from kedge.events import run as run_events
@@ -155,9 +155,8 @@ class RequestLog:
         }
         anchor = get_state(turn).anchor(outcome.response_id) if outcome.response_id else None
         if anchor:
-            members.update(
-                zip(request_record.ANCHOR_MEMBERS, _get_anchor_members(anchor), strict=True)
-            )
+            values = _get_anchor_members(anchor)
+            members.update(zip(request_record.ANCHOR_MEMBERS, values, strict=True))
             if anchor.status == "lost":
                 members.update(status="lost", lost_reason="forgot")
         return self._finish(members, outcome.usage)
@@ -281,12 +280,8 @@ class RequestLog:
 def _describe_rejected(plan: RequestPlan) -> dict[str, Any]:
     """Return the members about responses that would have saved more and could not be continued."""
     limit = request_record.MAX_REJECTED
-    rejected = tuple(
-        request_record.RejectedCandidate(
-            each.response_id, each.reason, describe_rejection(each, plan)
-        )
-        for each in plan.rejected[:limit]
-    )
+    listed = ((r.response_id, r.reason, describe_rejection(r, plan)) for r in plan.rejected[:limit])
+    rejected = tuple(starmap(request_record.RejectedCandidate, listed))
     return {"rejected": rejected, "more_rejected": max(len(plan.rejected) - limit, 0)}
 
 
@@ -339,12 +334,9 @@ def count_request(record: RequestRecord, chain_depth: int) -> None:
         record: The record of the request.
         chain_depth: The number of responses that it continues.
     """
-    results = {
-        "by_id": record.results_by_id,
-        "by_fallback": record.results_by_fallback,
-        "unmatched": record.results_unmatched,
-    }
-    further = _list_amounts("tool_results_total", "outcome", results)
+    by_id, unmatched = record.results_by_id, record.results_unmatched
+    results = {"by_id": by_id, "by_fallback": record.results_by_fallback, "unmatched": unmatched}
+    further = _list_amounts("tool_results_total", "outcome", **results)
     if is_fallback_reason(record.reason):
         further.append(("responses_fallback_total", 1, (("reason", record.reason),)))
     if record.first_token_seconds is not None:
@@ -365,18 +357,14 @@ def count_sent(record: "RequestRecord | ChainedRequest", *further: Value) -> Non
 
 def count_end(record: "RequestRecord | ChainedRequest") -> None:
     """Count the tokens of a request that has ended, and how long a request of an engine took."""
-    tokens = {
-        "input": record.input_tokens,
-        "cached": record.cached_tokens,
-        "output": record.output_tokens,
-    }
-    values = _list_amounts("tokens_total", "kind", tokens)
+    sent, cached, output = record.input_tokens, record.cached_tokens, record.output_tokens
+    values = _list_amounts("tokens_total", "kind", input=sent, cached=cached, output=output)
     if isinstance(record, RequestRecord) and record.status in ("completed", "lost"):
         values.append(("responses_duration_seconds", record.seconds, ()))
     measure_all(*values)
 
 
-def _list_amounts(name: str, label: str, amounts: Mapping[str, int | None]) -> list[Value]:
+def _list_amounts(name: str, label: str, **amounts: int | None) -> list[Value]:
     return [(name, amount, ((label, kind),)) for kind, amount in amounts.items() if amount]
 
 
@@ -417,12 +405,8 @@ def record_lost_context(response_id: str) -> None:
 
 def record_calls(calls: ItemTable) -> None:
     """Count the calls of a finished response by how their ids were determined."""
-    outcomes = {
-        "extracted": calls.extracted,
-        "fallen_back": calls.fallen_back,
-        "failed": calls.failed,
-    }
-    values = _list_amounts("tool_call_ids_total", "outcome", outcomes)
+    ids = {"extracted": calls.extracted, "fallen_back": calls.fallen_back, "failed": calls.failed}
+    values = _list_amounts("tool_call_ids_total", "outcome", **ids)
     if calls.inferred:
         values.append(("tool_call_names_inferred_total", calls.inferred, ()))
     if values:

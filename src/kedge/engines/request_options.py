@@ -1,4 +1,4 @@
-"""The options of a request, its parameters, the definitions of its tools, and the items of its input.
+"""A request: its options, parameters, definitions of tools and content filters, and the items of its input.
 
 A misspelled option that is sent to the server changes an answer without notice, and an option such as
 ``previous_response_id`` makes the server continue from a context that the Turn does not have. Both are
@@ -7,27 +7,33 @@ rejected by name before anything is sent. Body members that Kedge does not know 
 
 The same definitions of tools are part of every request of a conversation, where they are encoded for the body and
 compared with those of the previous requests. So they cannot be changed, and each of their forms is computed once.
+
+A middleware processes a Turn only at its position in the stack, but content is added to a Turn at several
+positions: tools append results inside a guard, a compactor sends history to a model outside of one, a
+conversation stores blocks without any run. So a request carries the filters of all middlewares of the
+stack, next to the position-dependent ones, and every component that sends or stores content applies them.
 """
 
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.output_schema import OutputSchema, to_output_schema
 from kedge.errors import InvalidSetting, UnsupportedParameter
 from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import AnchorRecord, Mode, RequestPlan
 from kedge.planning.anchors import validate_mode
-from kedge.turns import SystemBlock, Turn
+from kedge.turns import Block, SystemBlock, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, compute_once, thaw, wrap_copy
 
+Params = Mapping[str, Any]
+"""Parameters of a request: members of its body."""
 WireTap = Callable[[bytes, bytes, int | None], None]
 """Called with the body of a request, the body of its reply, and the reply's status, if there was one."""
 
@@ -257,21 +263,10 @@ def build_input(plan: RequestPlan) -> list[dict[str, Any]]:
     A call that the server generated itself is not in the input of the request with its result, which keeps its id.
     """
     items = plan.input()
-    shorter = {
-        item["call_id"]: hash_call_id(f"kedge.call/1  {item['call_id']}")
-        for item in items
-        if item["type"] in CALL_ARGUMENTS and len(item["call_id"]) > MAX_CALL_ID_LENGTH
-    }
-    return (
-        items
-        if not shorter
-        else [
-            {**item, "call_id": shorter[item["call_id"]]}
-            if item.get("call_id") in shorter
-            else item
-            for item in items
-        ]
-    )
+    ids = (item["call_id"] for item in items if item["type"] in CALL_ARGUMENTS)
+    long = [each for each in ids if len(each) > MAX_CALL_ID_LENGTH]
+    shorter = {each: {"call_id": hash_call_id(f"kedge.call/1  {each}")} for each in long}
+    return [item | shorter.get(item.get("call_id"), {}) for item in items] if shorter else items
 
 
 _PREFIX = b'"tools":'
@@ -321,6 +316,101 @@ def format_tool(definition: Mapping[str, Any]) -> str:
 
 def _format(definition: FrozenMap) -> str:
     return json.dumps(thaw(definition), ensure_ascii=False, default=str)
+
+
+B = TypeVar("B", bound=Block)
+
+Phase = Literal["input", "output"]
+"""Content on its way to a model, or on its way from a model to the caller and the store."""
+Phases = Iterable[Phase]
+BOTH: tuple[Phase, ...] = ("output", "input")
+
+
+class ContentFilter(Protocol):
+    """Edits or rejects content; a middleware lists its filters in ``Engine.content_filters``."""
+
+    @property
+    def holds_output(self) -> bool:
+        """Whether the content of an answer is shown only when it is complete."""
+        ...
+
+    def filter_block(self, block: Block, phase: Phase) -> Block:
+        """Return the filtered block; the identical block if nothing changed.
+
+        Raises:
+            Blocked: A rule rejects the content.
+        """
+        ...
+
+    def edit_text(self, text: str) -> str:
+        """Return the text without anything that a rule of either phase matches. Never raises."""
+        ...
+
+
+Filters = Iterable[ContentFilter]
+
+
+class ContentFilters(tuple[ContentFilter, ...]):
+    """All content filters of one stack, outermost first, with their cached results for one run.
+
+    Results are cached by block identity: applying the filters at every boundary of a run costs one
+    lookup per block, and the same block always becomes the same block, so that a stored prefix is
+    recognized as unchanged.
+    """
+
+    @cached_property
+    def _results(self) -> dict[tuple[int, Phase, int], tuple[Block, Block]]:
+        """The results, each with its block, which stays alive, so that its id is not reused."""
+        return {}
+
+    def with_filter(self, added: ContentFilter) -> "ContentFilters":
+        """Return filters that contain ``added``; the same object if it contains ``added`` already."""
+        return self if added in self else ContentFilters((*self, added))
+
+    def apply(self, block: B, phases: Phases = BOTH, filters: Filters | None = None) -> B:
+        """Return the block after the filters.
+
+        Args:
+            block: The block.
+            phases: The directions whose rules apply.
+            filters: The filters to apply instead of all.
+
+        Raises:
+            Blocked: A rule rejects the content.
+        """
+        for phase in phases:
+            for each in self if filters is None else filters:
+                block = self._apply_one(each, block, phase)
+        return block
+
+    def apply_to_turn(
+        self, turn: Turn, phases: Phases = BOTH, filters: Filters | None = None
+    ) -> Turn:
+        """Return the Turn with every block filtered; the identical Turn if nothing changed. See ``apply``.
+
+        Raises:
+            Blocked: A rule rejects the content.
+        """
+        chosen = self if filters is None else tuple(filters)
+        if not chosen:
+            return turn
+        return turn.with_blocks(self.apply(block, phases, chosen) for block in turn.blocks)
+
+    def edit_text(self, text: str) -> str:
+        """Return the text without anything that a rule matches. Never raises."""
+        for each in self:
+            text = each.edit_text(text)
+        return text
+
+    def _apply_one(self, content_filter: ContentFilter, block: B, phase: Phase) -> B:
+        key = (id(content_filter), phase, id(block))
+        known = self._results.get(key)
+        if known is None:
+            result = content_filter.filter_block(block, phase)
+            known = self._results[key] = (block, result)
+            # A result is final: a replacement that matches its own pattern is not replaced again.
+            self._results[id(content_filter), phase, id(result)] = (result, result)
+        return cast("B", known[1])  # a filter never changes the kind of a block
 
 
 class TurnProbe(msgspec.Struct):
@@ -401,9 +491,8 @@ class Request(msgspec.Struct, frozen=True):
             check_params(params, known_options=OPTION_NAMES | {"output"})
         text: Mapping[str, Any] = params.get("text") or {}
         if output is not None and text.get("format"):
-            raise UnsupportedParameter(
-                "text.format", "set one of the two", "output= determines text.format"
-            )
+            problem = "output= determines text.format"
+            raise UnsupportedParameter("text.format", "set one of the two", problem)
         schema = None if output is None else to_output_schema(output)
         return cls(
             params=params, output=schema, filters=ContentFilters(dict.fromkeys(filters)), **given

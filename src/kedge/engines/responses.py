@@ -105,11 +105,7 @@ class ResponsesEngine(RequestEngine):
         self.verify_every = verify_every
         self.objects = ConversationObjects(self.transport, self.scope, lambda: self.memory.store)
         self.memory = ServerMemory(
-            trust=trust,
-            transport=transport,
-            clock=self._clock,
-            store=evidence_store,
-            believes_probes=verify_every > 0,
+            trust, self._clock, transport, evidence_store, believes_probes=verify_every > 0
         )
         self._known_server = known_server
         self._chained_count = 0
@@ -303,9 +299,8 @@ class ResponsesEngine(RequestEngine):
             response_id = session.running.response_id
             if session.request.streaming and not in_background:
                 return await endpoints.stream_response(self.transport, response_id, decoder)
-            return await endpoints.fetch_response(
-                self.transport, response_id, wait=not in_background
-            )
+            wait = not in_background
+            return await endpoints.fetch_response(self.transport, response_id, wait=wait)
         send = partial(super().post, session, decoder)
         try:
             reply = await (self.objects.send(send) if session.object_id else send())
@@ -391,13 +386,8 @@ class ResponsesEngine(RequestEngine):
         is_comparable = base and counted and base.settings == counted.settings
         is_counted = plan.barrier is not None or is_comparable
         complete = plan.anchor is None or not is_counted
-        found = await self.objects.check_end(
-            plan,
-            session.object_id,
-            session.body["input"] if is_stored else (),
-            outcome.blocks if is_stored else (),
-            complete=complete,
-        )
+        added = (session.body["input"], outcome.blocks) if is_stored else ((), ())
+        found = await self.objects.check_end(plan, session.object_id, *added, complete=complete)
         session.is_at_end = found is True
         if plan.anchor is None or (found is None and session.held is None):
             return judgment
@@ -415,9 +405,8 @@ class ResponsesEngine(RequestEngine):
         state = before = get_state(turn)
         known = state.anchor(outcome.response_id, plan.scope) is not None
         # A response that is fetched was issued before, once for all that wait for it.
-        reused = running is None and self.memory.record_issued(
-            check, outcome.response_id, known=known
-        )
+        is_new = running is None
+        reused = is_new and self.memory.record_issued(check, outcome.response_id, known=known)
         if outcome.status == "running":
             return self._record_outcome(session, turn, outcome, stored=stored and not reused)
         if reused:
@@ -444,12 +433,9 @@ class ResponsesEngine(RequestEngine):
                 await self.objects.release(session.object_id, response_id)
             else:  # the object cannot be continued
                 finished = set_state(finished, replace(state, conversation_id=""))
-        check.reasoning.record(
-            outcome,
-            requested=session.include,
-            rejected=session.include_rejected,
-            stored=body.get("store", True) is not False,
-        )
+        requested, rejected = session.include, session.include_rejected
+        asked = body.get("store", True) is not False
+        check.reasoning.record(outcome, requested=requested, rejected=rejected, stored=asked)
         await self.memory.save(check)
         return finished
 
@@ -493,10 +479,8 @@ class ResponsesEngine(RequestEngine):
             return
         plan = self._make_plan(session)
         if to_resend_limit(limit).is_exceeded(plan):
-            message = (
-                "the server no longer has the context, and a full send is about "
-                f"{plan.full_bytes} bytes in {plan.full_blocks} blocks"
-            )
+            message = "the server no longer has the context, and a full send is about "
+            message += f"{plan.full_bytes} bytes in {plan.full_blocks} blocks"
             problem = ResendTooLong(message, provider=self.name)
             problem.response_id, problem.usage = error.response_id, error.usage
             problem.turn, problem.plan = session.turn, plan
@@ -554,9 +538,8 @@ class ResponsesEngine(RequestEngine):
     async def _audit(self, session: Session, anchor: AnchorRecord) -> Audit:
         """Audit an anchor, and record whether the server lists what it stores."""
         evidence = session.check.evidence
-        result = await audit_blocks(
-            self.transport, session.turn.body, anchor, lists_items=evidence.audits
-        )
+        blocks, lists = session.turn.body, evidence.audits
+        result = await audit_blocks(self.transport, blocks, anchor, lists_items=lists)
         evidence.audits = evidence.audits or result.checked > 0
         return result
 

@@ -29,14 +29,8 @@ if TYPE_CHECKING:
 _ROOT_ERRORS: dict[Sdk, str] = {"openai": "OpenAIError", "anthropic": "AnthropicError"}
 """The base class of each client's errors."""
 _TELEMETRY_HEADERS = (
-    "Lang",
-    "Package-Version",
-    "OS",
-    "Arch",
-    "Runtime",
-    "Runtime-Version",
-    "Async",
-)
+    "Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async",
+)  # fmt: skip
 
 
 class SdkClient:

@@ -24,7 +24,7 @@ from kedge.engines.base import Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.prompt_cache import count_prompt
 from kedge.engines.request_engine import RequestEngine, Session
-from kedge.engines.request_options import convert_tool, hash_call_id
+from kedge.engines.request_options import Params, convert_tool, hash_call_id
 from kedge.engines.transport import Sdk, Transport
 from kedge.errors import EngineError, KedgeError, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
@@ -65,9 +65,7 @@ class StatelessEngine(RequestEngine):
         """Whether reasoning that the provider did not encrypt is sent."""
 
     @abstractmethod
-    def _build_body(
-        self, plan: RequestPlan, request: Request, params: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _build_body(self, plan: RequestPlan, request: Request, params: Params) -> dict[str, Any]:
         """Return a body with the messages of a plan and parameters; members that are ``None`` are not sent."""
 
     def _start_body(self, messages: list["Message"], request: Request) -> dict[str, Any]:
@@ -84,12 +82,9 @@ class StatelessEngine(RequestEngine):
         """Add the members to a body that make the provider cache it."""
 
     def _build_plan(self, session: Session) -> RequestPlan:
+        now, unsealed = self._clock(), self._replay_reasoning
         plan = plan_request(
-            session.turn,
-            scope=self.scope,
-            mode="stateless",
-            now=self._clock(),
-            unsealed=self._replay_reasoning,
+            session.turn, scope=self.scope, mode="stateless", now=now, unsealed=unsealed
         )
         return replace(session.complete_plan(plan), mode_reason=session.mode_reason)
 
@@ -138,6 +133,7 @@ class StatelessEngine(RequestEngine):
 
 
 Message = dict[str, Any]
+Results = Sequence[turns.ToolResultBlock]
 Inputs = Sequence[turns.UserBlock | turns.SystemBlock]
 
 
@@ -188,9 +184,7 @@ class MessageRenderer(ABC):
         """Return the messages of consecutive output: text, calls, reasoning, and opaque items of its provider."""
 
     @abstractmethod
-    def _render_user(
-        self, results: Sequence[turns.ToolResultBlock], inputs: Inputs
-    ) -> list[Message]:
+    def _render_user(self, results: Results, inputs: Inputs) -> list[Message]:
         """Return the messages of the input between two outputs."""
 
     def _reject(self, block: turns.Block, remedy: str, detail: str = "") -> UnsupportedBlock:

@@ -122,10 +122,8 @@ class RunStream(AsyncResource, Generic[R]):
     def _result(self) -> R:
         """Return the result, or raise ``KedgeError`` while there is none."""
         if self._value is None:
-            raise KedgeError(
-                "the stream has not ended: iterate over it to the end before reading "
-                + self._before_end
-            )
+            problem = "the stream has not ended: iterate over it to the end before reading "
+            raise KedgeError(problem + self._before_end)
         return self._value
 
     def _handle_event(self, event: Event) -> Event:
@@ -237,12 +235,8 @@ class Stream(RunStream[Turn], Generic[OutputT]):
 
     def build_reply(self, kind: type[ReplyT], **members: Any) -> ReplyT:
         """Return a reply with the records of the requests of this run, and with further members."""
-        facts: dict[str, Any] = {
-            "requests": tuple(self.log.records),
-            "plan": self.plan,
-            "output": self.output,
-        }
-        return kind(**{**facts, **members})
+        requests = tuple(self.log.records)
+        return kind(requests=requests, plan=self.plan, output=self.output, **members)
 
     @property
     def reply(self) -> Reply[OutputT]:
@@ -293,13 +287,9 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         plan = self.plan
         if plan is not None and isinstance(plan.source, Turn):
             self._tool_results = []
+            now, sent = time.time(), plan.source
             turn = record_response(
-                plan.source,
-                (),
-                response_id=response_id,
-                plan=plan,
-                created_at=time.time(),
-                status="running",
+                sent, (), response_id=response_id, plan=plan, created_at=now, status="running"
             )
             self._partial_turn = keep_request(turn, self.log.current)
 

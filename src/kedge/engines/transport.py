@@ -325,9 +325,8 @@ class Transport:
         """Send a request and return the JSON object of the response; ``json`` is its body."""
         body = query.pop("json", None)
         content = None if body is None else encode_body(body)
-        found = parse_object(
-            await (await self.send(path, content, method=method, query=query)).read()
-        )
+        reply = await self.send(path, content, method=method, query=query)
+        found = parse_object(await reply.read())
         if not found:
             message = "the server did not answer with a JSON object"
             raise ServerFailed(message, provider=self.provider, retryable=True)

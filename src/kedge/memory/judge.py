@@ -274,7 +274,7 @@ _make_cache = partial(BoundedDict[str, Any], MAX_ENTRIES)
 log = get_logger("kedge.memory")
 
 
-class ServerMemory(msgspec.Struct, eq=False, kw_only=True):
+class ServerMemory(msgspec.Struct, eq=False):
     """The evidence by scope, model, streaming and transport; a scope is an endpoint and account.
 
     Attributes:

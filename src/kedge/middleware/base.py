@@ -159,10 +159,8 @@ def system_prompt(text: str | Callable[[Turn], str]) -> Middleware:
         InvalidSetting: ``text`` is neither a text nor a function.
     """
     if not isinstance(text, str) and not callable(text):
-        kind = type(text).__name__
-        raise InvalidSetting(
-            f"a system prompt must be a text, or a function that returns it for a Turn, not {kind}"
-        )
+        expected = "a text, or a function that returns it for a Turn"
+        raise InvalidSetting(f"a system prompt must be {expected}, not {type(text).__name__}")
 
     return lambda engine: _SystemPromptMiddleware(engine, text)
 
@@ -197,7 +195,7 @@ class _SystemPromptMiddleware(BaseMiddleware):
 
 
 REPAIR_NAME = "repair"
-INTERRUPTED_TEXT = "This call was interrupted: the tool was not run, or its result was lost."
+INTERRUPTED = "This call was interrupted: the tool was not run, or its result was lost."
 
 UnansweredPolicy = Literal["complete", "remove"]
 
@@ -249,11 +247,8 @@ def _fix_problems(turn: Turn, problems: Sequence[Problem], unanswered: Unanswere
             blocks.append(block)
         elif kind == "unanswered" and completes and isinstance(block, ToolCallBlock):
             blocks.append(block)
-            results.append(
-                tool_result(
-                    block.call_id, INTERRUPTED_TEXT, custom=block.custom, origin=REPAIR_NAME
-                )
-            )
+            call_id, custom = block.call_id, block.custom
+            results.append(tool_result(call_id, INTERRUPTED, custom=custom, origin=REPAIR_NAME))
         # Inserted after the complete answer with the calls, which must not be split.
         if results and not (following and _is_same_response(following, block)):
             blocks += results

@@ -16,8 +16,7 @@ from msgspec import structs
 from kedge.compaction import Compactor, Occasion, TurnCompacted, compact_turn
 from kedge.compaction.base import check_component
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
-from kedge.engines.content_filter import ContentFilters
-from kedge.engines.request_options import ResendLimit, to_resend_limit
+from kedge.engines.request_options import ContentFilters, ResendLimit, to_resend_limit
 from kedge.errors import ResendTooLong
 from kedge.events import Usage
 from kedge.events.run import AnswerFinished, TurnFinished

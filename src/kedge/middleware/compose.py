@@ -23,8 +23,7 @@ from msgspec import structs
 
 from kedge.compaction import Compactor
 from kedge.engines.base import Engine, Events, Middleware, Request, find_filters
-from kedge.engines.content_filter import ContentFilter, ContentFilters
-from kedge.engines.request_options import ResendLimit, TurnProbe
+from kedge.engines.request_options import ContentFilter, ContentFilters, ResendLimit, TurnProbe
 from kedge.errors import InvalidSetting, UnknownSetting
 from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware, system_prompt
@@ -66,9 +65,8 @@ def _wrap(engine: Engine, middleware: Middleware, stack: list[ContentFilter]) ->
     Its filters are added to those of the stack, because it may not expose those of the engine inside of it.
     """
     if not callable(middleware):
-        raise InvalidSetting(
-            f"a middleware is a function that wraps an engine, not {type(middleware).__name__}"
-        )
+        kind = type(middleware).__name__
+        raise InvalidSetting(f"a middleware is a function that wraps an engine, not {kind}")
     # A stack may be part of others, in which its outermost layer is inside of another middleware.
     layer = copy.copy(engine) if isinstance(engine, StackLayer) else StackLayer(engine)
     layer.stack = stack
@@ -225,9 +223,8 @@ def with_default_middleware(
     toolbox: Any = tools if is_selector(tools) else build_toolbox(cast("object", tools))
     middleware: object = settings.get("middleware", ())
     if not isinstance(middleware, Iterable):
-        raise InvalidSetting(
-            f"middleware must be a list, not {type(middleware).__name__}: middleware=[guard(…)]"
-        )
+        kind = type(middleware).__name__
+        raise InvalidSetting(f"middleware must be a list, not {kind}: middleware=[guard(…)]")
     stack = list(cast("Iterable[Middleware]", middleware))
     if system := settings.get("system"):
         stack.insert(0, system_prompt(system))

@@ -6,7 +6,7 @@ so that nothing is shown that would be redacted later.
 
 The rules do not depend on the position of a guard. Content is added to a Turn at many positions (tool results
 inside a guard, a system prompt, a summary, a stored block), so a guard publishes its rules as a content
-filter, which other components apply: see ``kedge.engines.content_filter``. The position decides which
+filter, which other components apply: see ``kedge.engines.request_options``. The position decides which
 middleware receives content before redaction: a tool inside a guard is called with the arguments as the model
 wrote them, a tool outside of it with the redacted ones.
 
@@ -29,8 +29,9 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 from msgspec import structs
 
+from kedge import turns
 from kedge.engines.base import Events, Middleware, Request
-from kedge.engines.content_filter import ContentFilter, ContentFilters, Phase
+from kedge.engines.request_options import ContentFilter, ContentFilters, Phase
 from kedge.errors import Blocked, EngineError, InvalidSetting
 from kedge.events import (
     AnomalyNoted,
@@ -46,19 +47,7 @@ from kedge.events.types import build_delta
 from kedge.middleware.base import BaseMiddleware
 from kedge.planning import RequestPlan
 from kedge.planning.anchors import check_choice
-from kedge.turns import (
-    AssistantBlock,
-    Block,
-    FilePart,
-    FrozenMap,
-    ImagePart,
-    OpaqueBlock,
-    ReasoningBlock,
-    RefusalPart,
-    TextPart,
-    ToolCallBlock,
-    Turn,
-)
+from kedge.turns import Block, FrozenMap, RefusalPart, TextPart, Turn
 from kedge.turns.attachments import AUDIO_FORMATS
 from kedge.turns.parts import PartBase
 
@@ -135,9 +124,8 @@ def redact(
             f"a guard rule needs a valid regular expression and replacement: {error}; "
             "re.escape(text) makes a pattern of plain text"
         ) from error
-    return GuardRule(
-        name or compiled.pattern, lambda text: compiled.sub(replacement, text), direction
-    )
+    name = name or compiled.pattern
+    return GuardRule(name, lambda text: compiled.sub(replacement, text), direction)
 
 
 def block(pattern: str, *, name: str = "", direction: Direction = "both") -> GuardRule:
@@ -176,9 +164,8 @@ def guard(*rules: GuardRule) -> Middleware:
     """
     for rule in rules:
         if not isinstance(rule, GuardRule):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidSetting(
-                "the arguments of guard must be rules; call it as guard(redact(…), block(…))"
-            )
+            remedy = "call it as guard(redact(…), block(…))"
+            raise InvalidSetting(f"the arguments of guard must be rules; {remedy}")
     content_filter = _RuleFilter(rules)
 
     return lambda engine: _GuardMiddleware(engine, content_filter)
@@ -250,18 +237,14 @@ class _GuardMiddleware(BaseMiddleware):
         filters = request.filters.with_filter(self.rules)
         request = structs.replace(request, filters=filters, applied=(*request.applied, self.rules))
         turn = filters.apply_to_turn(turn, ("input",), (self.rules,))
-        guarded = _OutputGuard(filters, self.rules) if self.rules.holds_output else None
+        guarded, is_held = _OutputGuard(filters, self.rules), self.rules.holds_output
         try:
             async with aclosing(self.inner.events(turn, request)) as events:
                 async for event in events:
-                    if guarded is None:
-                        yield event
-                        continue
-                    for each in guarded.filter_event(event):
+                    for each in guarded.filter_event(event) if is_held else (event,):
                         yield each
         except EngineError as error:
-            if guarded is not None:
-                guarded.filter_error(error)
+            guarded.filter_error(error)
             raise
 
 
@@ -310,17 +293,17 @@ def _replay_block(each: Block) -> Iterator[Event]:
     """Yield events for those that were held back, each with the complete text."""
     position = (each.item_id, -1 if each.output_index is None else each.output_index)
     match each:
-        case AssistantBlock():
+        case turns.AssistantBlock():
             for index, part in enumerate(each.parts):
                 if isinstance(part, TextPart | RefusalPart) and part.text:
                     kind = "text" if isinstance(part, TextPart) else "refusal"
                     yield build_delta(kind, part.text, *position, index, _get_logprobs(part))
-        case ReasoningBlock():
+        case turns.ReasoningBlock():
             for index, text in enumerate(each.summary):
                 yield build_delta("summary", text, *position, index)
             for index, text in enumerate(each.texts):
                 yield build_delta("reasoning", text, *position, index)
-        case ToolCallBlock():
+        case turns.ToolCallBlock():
             yield ToolCallCompleted(each.call_id, each.name, each.arguments, *position, each.custom)
         case _:
             pass
@@ -399,11 +382,11 @@ def _edit_fields(value: Any, edit: TextEdit) -> Any:
     match value:
         case TextPart() | RefusalPart():
             return type(value)(edited["text"])  # annotations and similar data refer to the old text
-        case ReasoningBlock():
-            return ReasoningBlock(id=value.id)
-        case ImagePart() | FilePart() if edited["url"] != value.url:
+        case turns.ReasoningBlock():
+            return turns.ReasoningBlock(id=value.id)
+        case turns.ImagePart() | turns.FilePart() if edited["url"] != value.url:
             return TextPart(edited["url"])  # no server could load it
-        case OpaqueBlock() if edited["item"] is not value.item:
+        case turns.OpaqueBlock() if edited["item"] is not value.item:
             # The encrypted content may contain the edited text.
             item = {k: v for k, v in edited["item"].items() if k != ENCRYPTED_CONTENT}
             return structs.replace(value, item=FrozenMap(item), extra=edited["extra"])

@@ -170,13 +170,9 @@ class _ToolsMiddleware(BaseMiddleware):
         filters = request.filters
         for call in calls:
             yield ToolStarted(filters.apply(call))
+        text_only = unwrap(self.inner).text_only_results
         context = CallContext(
-            toolbox,
-            self.approver,
-            _count_run,
-            origin=NAME,
-            filters=filters,
-            text_only=unwrap(self.inner).text_only_results,
+            toolbox, self.approver, _count_run, origin=NAME, filters=filters, text_only=text_only
         )
         async with aclosing(iter_runs(context, calls)) as runs:
             async for run in runs:
@@ -186,9 +182,8 @@ class _ToolsMiddleware(BaseMiddleware):
     def _reject_calls(self, turn: Turn, calls: Sequence[ToolCallBlock]) -> Turn:
         """Return the Turn with a result for calls after the last round."""
         text = LIMIT_TEXT.format(rounds=self.max_rounds)
-        return turn.append(
-            *(tool_result(c.call_id, text, custom=c.custom, origin=NAME) for c in calls)
-        )
+        results = (tool_result(c.call_id, text, custom=c.custom, origin=NAME) for c in calls)
+        return turn.append(*results)
 
 
 def _count_run(run: ToolRun) -> None:

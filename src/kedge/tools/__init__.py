@@ -28,7 +28,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from msgspec import structs
 
-from kedge.engines.content_filter import ContentFilters
+from kedge.engines.request_options import ContentFilters
 from kedge.errors import InvalidArguments, ToolFailed, UnknownTool
 from kedge.event_loops import await_value
 from kedge.events.fields import repair_surrogates

@@ -87,11 +87,8 @@ class SocketTransport(Transport):
         pool = self._pools.get_existing()
         live = pool.live_response_ids() if pool else frozenset[str]()
         newest = get_state(turn).anchors[-MAX_RECORDS_CHECKED:] if live else ()
-        return tuple(
-            structs.replace(record, stored=True)
-            for record in reversed(newest)
-            if not record.stored and record.response_id in live
-        )
+        known = (r for r in reversed(newest) if not r.stored and r.response_id in live)
+        return tuple(structs.replace(record, stored=True) for record in known)
 
     async def send(
         self,
@@ -193,8 +190,7 @@ class SocketTransport(Transport):
             return error
         # Many servers answer with 403 and without a message on a path without WebSockets.
         if type(error) is RequestRefused or (status == 403 and not text):
-            message = (
-                f"this server has no WebSocket endpoint ({status}): omit transport='websocket'"
-            )
+            problem = f"this server has no WebSocket endpoint ({status})"
+            message = f"{problem}: omit transport='websocket'"
             return RequestRefused(message, provider=self.provider, status=status)
         return error

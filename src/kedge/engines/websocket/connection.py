@@ -22,10 +22,8 @@ from kedge.text.json_text import decode
 
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024
 """The maximum bytes buffered for a reader. A slower reader is disconnected, so that others can continue."""
-TERMINAL_TYPES = frozenset(
-    {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
-)
-REMEMBERED_TYPES = frozenset({"response.completed", "response.incomplete"})
+REMEMBERED_TYPES = ("response.completed", "response.incomplete")
+TERMINAL_TYPES = (*REMEMBERED_TYPES, "response.failed", "response.cancelled")
 
 
 class SocketMessage:
