@@ -108,6 +108,12 @@ def serve_bytes(data: bytes, *, keep_open: bool = False) -> Iterator[str]:
                 connection.close()
 
 
+def chunked_head(data: bytes) -> bytes:
+    """Return the start of a stream, with this data as its first chunk."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
+    return head + b"\r\n\r\n%x\r\n%b\r\n" % (len(data), data)
+
+
 def _read_request(connection: socket.socket) -> None:
     """Read a request to its end: unread bytes would turn the end of a response into a reset."""
     received = b""

@@ -1,83 +1,73 @@
 """Test healing: a lost or rejected context is sent again in full, once, before any output is shown."""
 
+import json
+from typing import Any
+
 import pytest
 from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.conftest import open_engine
+from engines.conftest import open_link
 from engines.fake_server import connect_to, json_response
-from engines.runs import (
-    check_law,
-    collect_events,
-    last_text,
-    list_reasons,
-    request_bodies,
-    send_lines,
-)
+from engines.runs import Link, last_text, list_reasons
 from for_each import for_each
-from kedge.engines import ResponsesEngine
 from kedge.engines.heal_rules import RequestSummary, classify_error, find_lost, is_format_rejected
 from kedge.engines.http_errors import parse_error
 from kedge.errors import ChainRefused, RequestRefused
 from kedge.events.run import Healed, ModeChanged
 from kedge.planning import get_state
-from kedge.testing import TestServer, serve
+from kedge.testing import serve
 from kedge.turns import ReasoningBlock, Turn, user
 from planning.recorded_turns import NOW, add_response, make_plan
 
 
 @pytest.mark.parametrize("fault", ["forget_all", "forget_silently,echo=no"])
-async def test_healing_can_be_disabled(
-    engine: ResponsesEngine, server: TestServer, fault: str
-) -> None:
+async def test_healing_can_be_disabled(link: Link, fault: str) -> None:
     """The error is raised at once, with the Turn to continue from; nothing more is sent."""
-    turn = await send_lines(engine, "One", "Two")
-    server.faults.set(fault, times=1)
-    requested, before = turn.append(user("Three")), len(request_bodies(server))
+    turn = (await link.send("One", "Two")).append(user("Three"))
+    link.server.faults.set(fault, times=1)
+    before = len(link.bodies)
     with pytest.raises(ChainRefused) as exc_info:
-        await engine.run(requested, heal=False)
-    assert exc_info.value.turn == requested
-    assert len(request_bodies(server)) == before + 1
+        await link.engine.run(turn, heal=False)
+    assert exc_info.value.turn == turn
+    assert len(link.bodies) == before + 1
     was_answered = fault != "forget_all"
     assert bool(exc_info.value.usage) is bool(exc_info.value.response_id) is was_answered
 
 
-async def test_lost_context_is_sent_again_in_full(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_lost_context_is_sent_again_in_full(link: Link) -> None:
     """The rejected anchor is marked lost, the complete Turn is sent, and chaining starts again."""
-    turn = await send_lines(engine, "One", "Two")
+    turn = await link.send("One", "Two")
     lost = turn.blocks[-1].response_id
-    server.forget()
-    turn, events = await collect_events(engine, turn.append(user("What did I say first?")))
-    healed = [event for event in events if isinstance(event, Healed)]
-    assert [event.reason for event in healed] == ["gone"]
-    assert lost in healed[0].lost
+    link.server.forget()
+    turn, events = await link.collect(turn, "What did I say first?")
+    (healed,) = [event for event in events if isinstance(event, Healed)]
+    assert healed.reason == "gone"
+    assert lost in healed.lost
     assert "One" in last_text(turn)
-    check_law(server, turn)
+    link.check_law(turn)
     record = get_state(turn).anchor(lost)
     assert record is not None
     assert record.status == "lost"
-    await engine.run(turn.append(user("Go on")))
-    assert request_bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
+    await link.send("Go on", turn=turn)
+    assert link.bodies[-1]["previous_response_id"] == turn.blocks[-1].response_id
 
 
 async def test_zero_data_retention_switches_to_stateless() -> None:
     """After the first rejection, later requests are stateless and include encrypted reasoning."""
     with serve() as stateful, serve(zero_data_retention=True) as strict:
-        async with open_engine(stateful, scope="one") as engine:
-            turn = await send_lines(engine, "One")
-        async with open_engine(strict, scope="one") as engine:
-            turn, events = await collect_events(engine, turn.append(user("Think about two.")))
-            reasons = list_reasons(events)
-            assert reasons == ["unsupported"]
+        async with open_link(stateful, scope="one") as link:
+            turn = await link.send("One")
+        async with open_link(strict, scope="one") as link:
+            turn, events = await link.collect(turn, "Think about two.")
+            assert list_reasons(events) == ["unsupported"]
             assert any(isinstance(event, ModeChanged) for event in events)
-            turn, events = await collect_events(engine, turn.append(user("Three")))
-            assert not any(isinstance(event, Healed) for event in events)
-            assert request_bodies(strict)[-1]["store"] is False
+            turn, events = await link.collect(turn, "Three")
+            assert list_reasons(events) == []
+            assert link.bodies[-1]["store"] is False
             assert any(isinstance(block, ReasoningBlock) for block in turn.blocks)
-            check_law(strict, turn)
+            link.check_law(turn)
 
 
 async def test_a_reason_is_healed_once_and_then_raised() -> None:
@@ -114,10 +104,15 @@ CHAINED = RequestSummary(previous_response_id="resp_1")
 FULL = RequestSummary()
 
 
-def make_error(status: int, body: str) -> RequestRefused:
+def make_error(status: int, body: Any) -> RequestRefused:
     """Return the error for a response with this status and body."""
-    texts = parse_error(body)
+    texts = parse_error(body if isinstance(body, str) else json.dumps(body))
     return RequestRefused(texts["message"], status=status, code=texts["code"], param=texts["param"])
+
+
+def nest(message: str, code: Any = None, param: str | None = None) -> dict[str, Any]:
+    """Return the body of an error as most servers send it."""
+    return {"error": {"message": message, "code": code, "param": param}}
 
 
 @for_each(
@@ -140,171 +135,107 @@ def test_a_web_page_is_described_in_one_line(body: str, message: str) -> None:
     assert parse_error(body)["message"] == message
 
 
-ERROR_SHAPES = {
+GONE = "previous_response_not_found"
+NO_RETENTION = "Previous response cannot be used for this organization due to Zero Data Retention."
+ERROR_SHAPES: dict[str, tuple[int, Any, str | None]] = {
     "openai": (
         400,
-        (
-            '{"error": {"message": "Previous response with id \'resp_1\' not found.", "type": '
-            '"invalid_request_error", "param": "previous_response_id", '
-            '"code": "previous_response_not_found"}}'
-        ),
+        nest("Previous response with id 'resp_1' not found.", GONE, "previous_response_id"),
         "gone",
     ),
-    "openai, other words": (
-        400,
-        '{"error": {"message": "Nope.", "code": "previous_response_not_found"}}',
-        "gone",
-    ),
-    "smg": (
-        400,
-        (
-            '{"error": {"message": "Previous response not found", "param": null, '
-            '"code": "previous_response_not_found"}}'
-        ),
-        "gone",
-    ),
-    "vllm": (
-        404,
-        (
-            '{"error": {"message": "Response with id \'resp_1\' not found.", "param": "response_id", '
-            '"code": 404}}'
-        ),
-        "gone",
-    ),
-    "ogx": (404, '{"detail": "Response with id resp_1 not found"}', "gone"),
-    "a plain 404": (404, '{"detail": "Not Found"}', "gone"),
+    "openai, other words": (400, {"error": {"message": "Nope.", "code": GONE}}, "gone"),
+    "smg": (400, nest("Previous response not found", GONE), "gone"),
+    "vllm": (404, nest("Response with id 'resp_1' not found.", 404, "response_id"), "gone"),
+    "ogx": (404, {"detail": "Response with id resp_1 not found"}, "gone"),
+    "a plain 404": (404, {"detail": "Not Found"}, "gone"),
     "not even JSON": (404, "<html>gone</html>", "gone"),
-    "the id in the words": (400, '{"error": {"message": "cannot find resp_1"}}', "gone"),
-    "xai, zero data retention": (
-        404,
-        (
-            '{"code": "not-found", "error": "Previous response cannot be used for this organization '
-            'due to Zero Data Retention."}'
-        ),
-        "unsupported",
-    ),
+    "the id in the words": (400, {"error": {"message": "cannot find resp_1"}}, "gone"),
+    "xai, zero data retention": (404, {"code": "not-found", "error": NO_RETENTION}, "unsupported"),
     "openai, zero data retention": (
         400,
-        (
-            '{"error": {"message": "Previous response cannot be used for this organization due to '
-            'Zero Data Retention.", "param": "previous_response_id", "code": "unsupported_parameter"}}'
-        ),
+        nest(NO_RETENTION, "unsupported_parameter", "previous_response_id"),
         "unsupported",
     ),
     "llama.cpp": (
         400,
-        (
-            '{"error": {"code": 400, "message": "llama.cpp does not support \'previous_response_id\'.", '
-            '"type": "invalid_request_error"}}'
-        ),
+        nest("llama.cpp does not support 'previous_response_id'.", 400),
         "unsupported",
     ),
     "mistral": (
         422,
-        '{"message": "previous_response_id must be omitted or null: not supported"}',
+        {"message": "previous_response_id must be omitted or null: not supported"},
         "unsupported",
     ),
     "a missing response whose message sounds like an unsupported parameter": (
         400,
-        (
-            '{"error": {"message": "Previous response resp_1 cannot be used: not found.", '
-            '"param": "previous_response_id", "code": "previous_response_not_found"}}'
-        ),
+        nest("Previous response resp_1 cannot be used: not found.", GONE, "previous_response_id"),
         "gone",
     ),
     "a chain that the server holds only in part": (
         400,
-        (
-            '{"error": {"message": "No tool call found for function call output with call_id call_1.", '
-            '"param": "input", "code": null}}'
-        ),
+        nest("No tool call found for function call output with call_id call_1.", None, "input"),
         "gone",
     ),
-    "another model": (
-        404,
-        (
-            '{"error": {"message": "The model does not exist", "param": "model", '
-            '"code": "model_not_found"}}'
-        ),
-        None,
-    ),
+    "another model": (404, nest("The model does not exist", "model_not_found", "model"), None),
     "a wrong parameter": (
         400,
-        (
-            '{"error": {"message": "Invalid type for \'temperature\'.", "param": "temperature", '
-            '"code": "invalid_type"}}'
-        ),
+        nest("Invalid type for 'temperature'.", "invalid_type", "temperature"),
         None,
     ),
-    "a server that fails": (500, '{"error": {"message": "previous_response_id crashed"}}', None),
+    "a server that fails": (500, {"error": {"message": "previous_response_id crashed"}}, None),
 }
 
 
 @for_each("name", ERROR_SHAPES)
 def test_a_rejected_chain_is_recognized_by_its_error(name: str) -> None:
-    """Status, code and param decide first, the message last; other errors are not healed."""
+    """Status, code and param decide first, the message last; other errors, and full requests, are not healed."""
     status, body, reason = ERROR_SHAPES[name]
     assert classify_error(make_error(status, body), CHAINED) == reason
-
-
-@for_each("name", ERROR_SHAPES)
-def test_full_send_is_not_healed_for_a_chain_error(name: str) -> None:
-    """A request that was not chained is not healed for a chain error."""
-    status, body, _ = ERROR_SHAPES[name]
     assert classify_error(make_error(status, body), FULL) is None
 
 
-def test_rejected_reasoning_is_recognized_by_code_or_message() -> None:
-    """Encrypted reasoning that the server cannot read is left out of the next request."""
-    sent = RequestSummary(has_reasoning=True)
-    by_code = RequestRefused("?", status=400, code="invalid_encrypted_content")
-    by_message = RequestRefused("The encrypted content gAAA could not be verified.", status=400)
-    assert classify_error(by_code, sent) == classify_error(by_message, sent) == "reasoning"
-    assert classify_error(by_code, FULL) is None
+WITH_REASONING = RequestSummary(has_reasoning=True)
+WITH_INCLUDE = RequestSummary(requests_reasoning=True)
+WITHOUT_INPUT = RequestSummary(previous_response_id="resp_1", has_empty_input=True)
+IN_OBJECT = RequestSummary(conversation_id="conv_1")
+UNREADABLE = "The encrypted content gAAA could not be verified."
 
 
-def test_rejected_include_is_left_out() -> None:
-    """A rejected ``include`` is healed by leaving it out."""
-    error = RequestRefused(
-        "Encrypted content is not supported with this model.", status=400, param="include"
-    )
-    assert classify_error(error, RequestSummary(requests_reasoning=True)) == "include"
-
-
-def test_rejected_empty_input_is_healed_by_a_full_send() -> None:
-    """A server that rejects an empty input gets the complete input."""
-    error = RequestRefused("input must not be empty", status=400, param="input")
-    assert (
-        classify_error(error, RequestSummary(previous_response_id="resp_1", has_empty_input=True))
-        == "empty_input"
-    )
-
-
-def test_missing_conversation_object_is_healed() -> None:
-    """A 404 for the object is healed, and so is an object that stays locked."""
-    sent = RequestSummary(conversation_id="conv_1")
-    missing = RequestRefused("Conversation with id 'conv_1' not found.", status=404)
-    locked = RequestRefused("Another process…", status=400, code="conversation_locked")
-    assert classify_error(missing, sent) == "conversation"
-    assert classify_error(locked, sent) == "conversation"
+@for_each(
+    ("status", "body", "sent", "reason"),
+    [
+        (400, nest("?", "invalid_encrypted_content"), WITH_REASONING, "reasoning"),
+        (400, nest(UNREADABLE), WITH_REASONING, "reasoning"),
+        (400, nest("?", "invalid_encrypted_content"), FULL, None),
+        (400, nest("Not supported with this model.", None, "include"), WITH_INCLUDE, "include"),
+        (400, nest("input must not be empty", None, "input"), WITHOUT_INPUT, "empty_input"),
+        (404, nest("Conversation with id 'conv_1' not found."), IN_OBJECT, "conversation"),
+        (400, nest("Another process…", "conversation_locked"), IN_OBJECT, "conversation"),
+    ],
+)
+def test_other_rejections_are_recognized_by_what_was_sent(
+    status: int, body: Any, sent: RequestSummary, reason: str | None
+) -> None:
+    """Unreadable reasoning, ``include``, an empty input, and a missing or locked object are healed."""
+    assert classify_error(make_error(status, body), sent) == reason
 
 
 @for_each(
     ("status", "body", "expected"),
     [
-        (400, '{"error": {"message": "Invalid parameter: \'text.format\' of type \'json_schema\'"}}', True),
-        (400, '{"error": {"message": "Not supported.", "param": "response_format"}}', True),
-        (400, '{"error": {"message": "This response_format type is unavailable now"}}', True),
-        (400, '{"error": {"message": "output_config: Extra inputs are not permitted"}}', True),
-        (422, '{"detail": "Structured outputs are not supported by this model"}', True),
-        (400, '{"error": {"message": "Invalid schema for response_format \'answer\'"}}', False),
-        (400, '{"error": {"message": "No.", "param": "text.format.schema"}}', False),
-        (400, '{"error": {"message": "response_format", "code": "invalid_json_schema"}}', False),
-        (500, '{"error": {"message": "response_format"}}', False),
-        (400, '{"error": {"message": "Unknown parameter: \'temperature\'."}}', False),
+        (400, nest("Invalid parameter: 'text.format' of type 'json_schema'"), True),
+        (400, nest("Not supported.", None, "response_format"), True),
+        (400, nest("This response_format type is unavailable now"), True),
+        (400, nest("output_config: Extra inputs are not permitted"), True),
+        (422, {"detail": "Structured outputs are not supported by this model"}, True),
+        (400, nest("Invalid schema for response_format 'answer'"), False),
+        (400, nest("No.", None, "text.format.schema"), False),
+        (400, nest("response_format", "invalid_json_schema"), False),
+        (500, nest("response_format"), False),
+        (400, nest("Unknown parameter: 'temperature'."), False),
     ],
-)  # fmt: skip
-def test_rejected_format_is_recognized(status: int, body: str, expected: bool) -> None:
+)
+def test_rejected_format_is_recognized(status: int, body: Any, expected: bool) -> None:
     """An error about the schema itself, or about anything else, is not healed."""
     assert is_format_rejected(make_error(status, body)) is expected
 

@@ -17,12 +17,13 @@ from engines.conftest import open_engine
 from engines.fake_server import (
     RecordingServer,
     catch_error,
+    chunked_head,
     connect_to,
     json_response,
     serve_bytes,
     sse_response,
 )
-from engines.runs import check_law, collect_events, last_text, list_reasons, send_lines
+from engines.runs import Link, check_law, collect_events, last_text, list_reasons, send_lines
 from for_each import for_each
 from kedge.engines import ResponsesEngine
 from kedge.errors import (
@@ -131,34 +132,20 @@ async def test_audit_ends_without_working_pagination() -> None:
             assert (await engine.verify(turn)).agrees is agrees
 
 
-@for_each(
-    ("code", "retryable"),
-    [
-        ("server_error", True),
-        ("rate_limit_exceeded", True),
-        ("vector_store_timeout", True),
-        ("failed_to_download_image", True),
-        ("", True),
-        ("invalid_prompt", False),
-        ("image_content_policy_violation", False),
-        ("unsupported_image_media_type", False),
-        ("empty_image_file", False),
-        ("context_length_exceeded", False),
-        ("insufficient_quota", False),
-        ("429", True),
-        ("503", True),
-        ("400", False),
-    ],
-)
+TEMPORARY = ["server_error", "rate_limit_exceeded", "vector_store_timeout", "", "429", "503"]
+TEMPORARY += ["failed_to_download_image"]
+PERMANENT = ["invalid_prompt", "image_content_policy_violation", "unsupported_image_media_type"]
+PERMANENT += ["empty_image_file", "context_length_exceeded", "insufficient_quota", "400"]
+
+
+@for_each("code", [*TEMPORARY, *PERMANENT])
 @for_each("event", ["response.failed", "error"])
-async def test_a_failure_is_retryable_unless_its_code_is_permanent(
-    code: str, retryable: bool, event: str
-) -> None:
+async def test_a_failure_is_retryable_unless_its_code_is_permanent(code: str, event: str) -> None:
     """Failures caused by the request are permanent; failures of the server may be temporary."""
     error = {"code": code, "message": "no"}
     received = {**error} if event == "error" else {"response": {**FAILED, "error": error}}
     answer = sse_response({"type": event, **received})
-    assert (await catch_error(ServerFailed, answer)).retryable is retryable
+    assert (await catch_error(ServerFailed, answer)).retryable is (code in TEMPORARY)
 
 
 TERMINAL_EVENTS: dict[str, dict[str, Any]] = {
@@ -172,9 +159,7 @@ TERMINAL_EVENTS: dict[str, dict[str, Any]] = {
 async def test_stream_ends_with_its_last_event(ending: str) -> None:
     """The answer ends with its last event, although the connection stays open."""
     body = f"data: {json.dumps(TERMINAL_EVENTS[ending])}\n\n".encode()
-    chunk = b"%x\r\n%b\r\n" % (len(body), body)
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
-    with serve_bytes(head + b"\r\n\r\n" + chunk, keep_open=True) as url, anyio.fail_after(300):
+    with serve_bytes(chunked_head(body), keep_open=True) as url, anyio.fail_after(300):
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
             if ending == "completed":
                 assert "Yes" in str((await engine.run(TURN, streaming=True)).blocks[-1])
@@ -251,31 +236,23 @@ async def test_unknown_error_codes_share_one_metric_label() -> None:
     assert counted == {(("code", "invalid_value"),): (1, 1.0), (("code", "other"),): (2, 2.0)}
 
 
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "name": "add",
-        "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
-    },
-    {"type": "function", "name": "now", "parameters": {"type": "object"}},
-]
+def define(name: str, **properties: Any) -> dict[str, Any]:
+    """Return the definition of a function."""
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "name": name, "parameters": parameters}
+
+
+TOOLS = [define("add", a={"type": "number"}), define("now")]
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "add"}
+UNNAMED = {**CALL, "arguments": '{"a": 1}'}
+del UNNAMED["name"]
 
 
 CHAT_CALL = {"id": "call_1", "type": "function", "function": {"arguments": '{"a": 1}'}}
+CHAT_MESSAGE = {"tool_calls": [CHAT_CALL], "content": None}
 UNNAMED_CALLS: dict[str, dict[str, Any]] = {
-    "responses": {
-        "id": "resp_1",
-        "status": "completed",
-        "output": [
-            {"type": "function_call", "id": "fc_1", "call_id": "call_1", "arguments": '{"a": 1}'}
-        ],
-    },
-    "chat": {
-        "id": "c_1",
-        "choices": [
-            {"finish_reason": "tool_calls", "message": {"tool_calls": [CHAT_CALL], "content": None}}
-        ],
-    },
+    "responses": {"id": "resp_1", "status": "completed", "output": [UNNAMED]},
+    "chat": {"id": "c", "choices": [{"finish_reason": "tool_calls", "message": CHAT_MESSAGE}]},
 }
 
 
@@ -302,30 +279,22 @@ def stream_items(
 ) -> Response:
     """Return a stream of some items, whose finished response lists others."""
     names = {"id": f"resp_{number}"}
+    done = {"type": "response.output_item.done"}
     response = {**names, "status": "completed", "output": listed, **ending}
     return sse_response(
         {"type": "response.created", "response": names},
-        *(
-            {"type": "response.output_item.done", "output_index": index, "item": item}
-            for index, item in enumerate(streamed)
-        ),
+        *({**done, "output_index": at, "item": item} for at, item in enumerate(streamed)),
         {"type": "response.completed", "response": response},
     )
 
 
-CALL = {
-    "type": "function_call",
-    "id": "fc_1",
-    "call_id": "call_1",
-    "name": "add",
-    "arguments": "[1]",
-}
-UNNAMED = {name: value for name, value in CALL.items() if name != "call_id"}
+ADD = {**CALL, "arguments": "[1]"}
+WITHOUT_ID = {name: value for name, value in ADD.items() if name != "call_id"}
 CONTRADICTIONS: dict[str, tuple[list[Any], list[Any]]] = {
     "text": ([message("Yes")], [message("No")]),
-    "arguments": ([CALL], [{**CALL, "arguments": "[2]"}]),
-    "missing item": ([message("Yes"), CALL], [message("Yes")]),
-    "missing call_id": ([UNNAMED], [UNNAMED]),
+    "arguments": ([ADD], [{**ADD, "arguments": "[2]"}]),
+    "missing item": ([message("Yes"), ADD], [message("Yes")]),
+    "missing call_id": ([WITHOUT_ID], [WITHOUT_ID]),
     "lone surrogate": ([message("a\ud83db")], [message("a\ud83db")]),
 }
 
@@ -363,52 +332,32 @@ async def test_an_echo_at_the_end_of_a_response_is_checked(echo: str | None) -> 
 
 LONG = "The river runs from the mountains to the sea, past towns and mills and meadows. " * 80
 
-# Each fault, and the result of a chained request of a long conversation under it: an error, the reason
-# of the healing, or no visible effect.
 FAULTS: dict[str, type[EngineError] | str | None] = {
-    "cut_after_events=0": StreamCut,
-    "cut_after_events=1": StreamCut,
-    "cut_after_events=3": StreamCut,
-    "cut_in_event=2": StreamCut,
-    "cut_in_event=5": StreamCut,
-    "fail_after_events=3": ServerFailed,
+    **dict.fromkeys(("cut_after_events=0", "cut_after_events=1", "cut_after_events=3"), StreamCut),
+    **dict.fromkeys(("cut_in_event=2", "cut_in_event=5"), StreamCut),
+    **dict.fromkeys(("fail_after_events=3", "status=500", "status=503"), ServerFailed),
     "status=429,retry_after=0": RateLimited,
-    "status=500": ServerFailed,
-    "status=503": ServerFailed,
-    "slow_first_byte=0.05": None,
     "forget_all": "gone",
     "forget_silently": "forgot, shown",
     "forget_silently,echo=no": "forgot",
     "remember=0": "forgot, shown",
-    "anonymous": None,
-    "report_usage=none": None,
     # After honest counts, one without the context cannot be distinguished from a loss.
     "report_usage=constant": "forgot, shown",
     "report_usage=new": "forgot, shown",
-    "report_usage=uncached": None,
-    "report_usage=trimmed": None,
-    "report_unstored": None,
-    "hide_stored": None,
-    "change_completed=text": None,
-    "change_completed=arguments": None,
-    "change_completed=missing": None,
-    "omit_output_index": None,
-    "stream_content_type=none": None,
-    "stream_content_type=plain": None,
-    "repeat_after_finish": None,
-    "lone_surrogate": None,
-    "reuse_response_id": None,
-    "duplicate_events": None,
-    "reorder_events,only=response.output_text.delta": None,
-    "omit_call_id": None,
-    "empty_call_id": None,
-    "omit_response_id": None,
-    "refuse_encrypted_reasoning": None,
     "refuse_previous_response_id=llama.cpp": "unsupported",
     "refuse_previous_response_id=zdr": "unsupported",
-    "refuse_empty_input": None,
-    "omit_call_name": None,
-    "refuse_output_format": None,
+    **dict.fromkeys(
+        [
+            *("slow_first_byte=0.05", "anonymous", "report_usage=none", "report_usage=uncached"),
+            *("report_usage=trimmed", "report_unstored", "hide_stored", "change_completed=text"),
+            *("change_completed=arguments", "change_completed=missing", "omit_output_index"),
+            *("stream_content_type=none", "stream_content_type=plain", "repeat_after_finish"),
+            *("lone_surrogate", "reuse_response_id", "duplicate_events", "omit_call_id"),
+            *("reorder_events,only=response.output_text.delta", "empty_call_id"),
+            *("omit_response_id", "refuse_encrypted_reasoning", "refuse_empty_input"),
+            *("omit_call_name", "refuse_output_format"),
+        ]
+    ),
 }
 
 
@@ -476,35 +425,34 @@ async def test_a_faulty_stream_of_another_api_gives_its_answer_once(
     server: TestServer, kind: str, fault: str
 ) -> None:
     """Text and calls are the same as from a server without the fault."""
-    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    tool = {"type": "function", "name": "weather", "parameters": city}
-    address = f"chat:{server.base_url}#practice" if kind == "chat" else "anthropic:practice"
-    settings: dict[str, Any] = (
-        {} if kind == "chat" else {"base_url": server.base_url, "api_key": "any"}
-    )
+    address = f"chat:{server.base_url}#practice"
+    settings: dict[str, Any] = {}
+    if kind == "anthropic":
+        address = "anthropic:practice"
+        settings = {"base_url": server.base_url, "api_key": "any"}
     texts: list[list[Any]] = []
     async with connect(address, max_retries=0, **settings) as engine:
         for active in ("", fault):
             if active:
                 server.faults.set(active)
-            reported = await engine.run(Turn([user("Hello there")]))
-            called = await engine.run(Turn([user("Please call weather.")]), tools=[tool])
+            said = await engine.run(Turn([user("Hello there")]))
+            tools = [define("weather", city={"type": "string"})]
+            called = await engine.run(Turn([user("Please call weather.")]), tools=tools)
             call = called.blocks[-1]
             assert isinstance(call, ToolCallBlock)
-            texts.append([last_text(reported), call.name, call.arguments])
+            texts.append([last_text(said), call.name, call.arguments])
     assert texts[0] == texts[1]
     assert "city" in texts[0][2]
 
 
 @pytest.mark.parametrize("message", ["openai", "vllm", "ogx", "smg", "xai", "code"])
-async def test_every_shape_of_not_found_is_healed(server: TestServer, message: str) -> None:
+async def test_every_shape_of_not_found_is_healed(link: Link, message: str) -> None:
     """Every known form of a "response not found" error is healed by one full send."""
-    async with open_engine(server) as engine:
-        turn = await send_lines(engine, "One")
-        server.forget()
-        server.faults.set(f"not_found={message}")
-        turn, events = await collect_events(engine, turn.append(user("What did I say first?")))
-    assert [type(event) for event in events].count(Healed) == 1
+    turn = await link.send("One")
+    link.server.forget()
+    link.server.faults.set(f"not_found={message}")
+    turn, events = await link.collect(turn, "What did I say first?")
+    assert len(list_reasons(events)) == 1
     assert "One" in last_text(turn)
 
 
@@ -529,10 +477,9 @@ async def test_rejected_content_is_replaced(
 
 def test_every_documented_fault_is_tested() -> None:
     """Every fault that the server documents is tested here."""
-    page = (
-        (Path(__file__).parents[2] / "docs" / "practice.md").read_text().split("\n## Faults\n")[1]
-    )
-    documented = set(re.findall(r"^\| `(\w+)", page, re.MULTILINE)) - {"not_found"}
+    page = (Path(__file__).parents[2] / "docs" / "practice.md").read_text()
+    rows = page.split("\n## Faults\n")[1]
+    documented = set(re.findall(r"^\| `(\w+)", rows, re.MULTILINE)) - {"not_found"}
     assert {fault.partition("=")[0].partition(",")[0] for fault in FAULTS} == documented
 
 

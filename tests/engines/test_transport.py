@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import zlib
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -20,8 +21,10 @@ from websockets.asyncio.server import serve as serve_socket
 
 from engines.fake_server import (
     TURN,
+    E,
     RecordingServer,
     catch_error,
+    chunked_head,
     connect_to,
     json_response,
     make_handler,
@@ -59,12 +62,13 @@ from kedge.providers import connect
 from kedge.testing import TestServer
 
 SECRET = "secret-77"
+LIMIT = 1_000_000
 ITEM = {"type": "message", "role": "assistant", "content": "5", "id": "m"}
 ANSWER = {"id": "resp_1", "status": "completed", "output": [ITEM]}
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("response", "kind", "message"),
     [
         (b"", Unreachable, "could not reach"),
@@ -267,7 +271,7 @@ async def test_server_decides_about_retries(
     assert len(server.bodies) == expected
 
 
-@pytest.mark.parametrize("length", [3 * MAX_ERROR_BYTES, 10])
+@for_each("length", [3 * MAX_ERROR_BYTES, 10])
 async def test_error_with_an_unusual_body_has_its_status(length: int) -> None:
     """A long body is read in part, and one that breaks off as far as it arrived."""
     body = b"x" * min(length, 2 * MAX_ERROR_BYTES)
@@ -275,9 +279,7 @@ async def test_error_with_an_unusual_body_has_its_status(length: int) -> None:
     assert (await catch_error(RequestRefused, head + body, r"x{10}")).status == 400
 
 
-@pytest.mark.parametrize(
-    "url", ["http://", "ftp://host/v1", "http://host/v1?a=b", "http://a\\b/v1"]
-)
+@for_each("url", ["http://", "ftp://host/v1", "http://host/v1?a=b", "http://a\\b/v1"])
 def test_invalid_address_is_reported_at_once(url: str) -> None:
     """An address that is not a base URL is rejected before anything is sent."""
     with pytest.raises(CannotConnect, match="the address is invalid: it must"):
@@ -308,29 +310,20 @@ async def test_headers_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "x-gone" not in received
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("https://api.openai.com/v1", "http://proxy:3128"),
-        ("http://localhost:8484/v1", None),
-        ("https://models.internal:8443/v1", None),
-    ],
-)
-def test_proxies_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch, url: str, expected: str | None
-) -> None:
+def test_proxies_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """``HTTPS_PROXY`` and ``NO_PROXY`` have their usual meaning."""
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "https_proxy", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", "localhost,.internal")
-    assert find_proxy(url) == expected
+    assert find_proxy("https://api.openai.com/v1") == "http://proxy:3128"
+    assert find_proxy("http://localhost:8484/v1") is None
+    assert find_proxy("https://models.internal:8443/v1") is None
 
 
 async def test_request_is_sent_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request goes to the proxy that the environment names, which answers for the host."""
-    item = {"type": "message", "role": "assistant", "content": "5", "id": "m"}
-    body = json.dumps({"id": "resp_1", "status": "completed", "output": [item]}).encode()
+    body = json.dumps(ANSWER).encode()
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     with serve_bytes(head % len(body) + body) as url:
         monkeypatch.setenv("HTTP_PROXY", url.removesuffix("/v1"))
@@ -378,11 +371,8 @@ def test_timeouts_are_read_in_every_form() -> None:
 async def test_engine_that_is_closed_during_an_answer_reports_a_broken_connection() -> None:
     """Closing an engine in another task ends its streams with an error of the engine."""
     event = {"type": "response.created", "response": {"id": "resp_1", "status": "in_progress"}}
-    head = (
-        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
     data = b"data: %s\n\n" % json.dumps(event).encode()
-    with serve_bytes(head + b"%x\r\n%s\r\n" % (len(data), data), keep_open=True) as url:
+    with serve_bytes(chunked_head(data), keep_open=True) as url:
         engine = connect(f"responses:{url}#m")
         async with engine.stream(TURN) as stream:
             async for each in stream:
@@ -393,12 +383,17 @@ async def test_engine_that_is_closed_during_an_answer_reports_a_broken_connectio
                 await stream.finish()
 
 
+def make_client() -> HttpClient:
+    """Return a client of a server that does not exist."""
+    return HttpClient(ErrorBuilder("test", "http://127.0.0.1:1", ""), {}, max_retries=0)
+
+
 async def test_closed_client_cannot_reach_its_server() -> None:
     """A request that is repeated after its engine was closed fails with an error of the engine."""
-    client = HttpClient(ErrorBuilder("test", "http://127.0.0.1:1", ""), {})
+    client = make_client()
     await client.close()
     with pytest.raises(Unreachable):
-        await client.send("GET", "http://127.0.0.1:1/models", headers={})
+        await client.send("GET", "/models", headers={})
 
 
 async def test_timeout_of_a_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,57 +403,65 @@ async def test_timeout_of_a_connection_is_named(monkeypatch: pytest.MonkeyPatch)
         raise aiohttp.ConnectionTimeoutError("timeout") from asyncio.CancelledError()
 
     monkeypatch.setattr(aiohttp.ClientSession, "request", time_out)
-    client = HttpClient(ErrorBuilder("test", "http://127.0.0.1:1", ""), {}, max_retries=0)
+    client = make_client()
     with pytest.raises(Unreachable, match="did not answer in time"):
         await client.send("GET", "http://127.0.0.1:1/models", headers={})
     await client.close()
 
 
-LIMIT = 1_000_000
 EVENT = b'data: {"type":"response.in_progress","padding":"%b"}\n\n' % (b"x" * 100_000)
 
 
-def compress(body: bytes, encoding: str) -> bytes:
-    """Return the body in a content encoding."""
-    return {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}[encoding](body)
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "identity": bytes,
+}
 
 
-def open_engine(kind: str, url: str, max_bytes: int) -> Engine:
+def open_engine(kind: str, url: str, max_bytes: int = LIMIT) -> Engine:
     """Return an engine with Kedge's own client, or with one of a package."""
+    address = url.removesuffix("/v1")
+    make_engine: Any = AnthropicEngine if "anthropic" in kind else ResponsesEngine
     if kind == "anthropic":
-        address = url.removesuffix("/v1")
         return connect("anthropic:m", base_url=address, api_key="k", max_response_bytes=max_bytes)
-    if kind in ("responses", "chat"):
+    if not kind.startswith("sdk"):
         return connect(f"{kind}:{url}#m", max_response_bytes=max_bytes)
     if kind == "sdk anthropic":
         from anthropic import AsyncAnthropic
 
-        client: Any = AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="k", max_retries=0)
-        make_client: Any = lambda: SdkClient(client, "anthropic", "anthropic", max_bytes)  # noqa: E731
-        return AnthropicEngine("m", make_client=make_client, scope="test")
-    client = AsyncOpenAI(base_url=url, api_key="k", max_retries=0)
-    make_client = lambda: SdkClient(client, "openai", "openai", max_bytes)  # noqa: E731
-    return ResponsesEngine("m", make_client=make_client, scope="test")
+        client: Any = AsyncAnthropic(base_url=address, api_key="k", max_retries=0)
+    else:
+        client = AsyncOpenAI(base_url=url, api_key="k", max_retries=0)
+    name: Any = kind.removeprefix("sdk ")
+    make_client = lambda: SdkClient(client, name, name, max_bytes)  # noqa: E731
+    return make_engine("m", make_client=make_client, scope="test")
+
+
+async def fail_with(error: type[E], answer: Response, match: str, kind: str, **options: Any) -> E:
+    """Return the error of a run of an engine of this kind on a server with this response."""
+    with serve_handler(make_handler(lambda: answer)) as url:
+        async with open_engine(kind, url) as engine:
+            with pytest.raises(error, match=match) as exc_info:
+                await engine.run(TURN, **options)
+    return exc_info.value
 
 
 KINDS = ["responses", "chat", "anthropic", "sdk openai", "sdk anthropic"]
 
 
 @for_each("kind", KINDS)
-@for_each("encoding", ["gzip", "deflate", "identity"])
+@for_each("encoding", COMPRESS)
 @for_each("streaming", [False, True])
 async def test_a_response_is_limited(kind: str, encoding: str, streaming: bool) -> None:
     """A body or a stream that is larger after decompression is an error, which names the setting."""
     body = EVENT * 50 if streaming else json.dumps({"id": "resp_1", "x": "x" * 5_000_000}).encode()
     content_type = "text/event-stream" if streaming else "application/json"
     headers = {"content-encoding": encoding, "content-type": content_type}
-    handler = make_handler(lambda: Response(compress(body, encoding), headers=headers))
-    with serve_handler(handler) as url:
-        async with open_engine(kind, url, LIMIT) as engine:
-            with pytest.raises(StreamTooLarge, match="max_response_bytes") as exc_info:
-                await engine.run(TURN, streaming=streaming)
-    assert (exc_info.value.limit, exc_info.value.retryable) == (LIMIT, False)
-    assert exc_info.value.turn is TURN
+    answer = Response(COMPRESS[encoding](body), headers=headers)
+    match = "max_response_bytes"
+    error = await fail_with(StreamTooLarge, answer, match, kind, streaming=streaming)
+    assert (error.limit, error.retryable, error.turn) == (LIMIT, False, TURN)
 
 
 @pytest.mark.parametrize("kind", ["sdk openai", "sdk anthropic"])
@@ -468,23 +471,17 @@ async def test_the_body_of_an_error_is_read_in_part(
     """A client of a package, which reads errors completely, gets only the start of a large one."""
     monkeypatch.setattr(transport, "MAX_ERROR_BYTES", 100)
     body = gzip.compress(b"x" * MAX_ERROR_BYTES)
-    handler = make_handler(lambda: Response(body, 400, {"content-encoding": "gzip"}))
-    with serve_handler(handler) as url:
-        async with open_engine(kind, url, LIMIT) as engine:
-            with pytest.raises(RequestRefused, match=r"x{100}") as exc_info:
-                await engine.run(TURN)
-    assert "x" * 101 not in str(exc_info.value)
+    answer = Response(body, 400, {"content-encoding": "gzip"})
+    error = await fail_with(RequestRefused, answer, r"x{100}", kind)
+    assert "x" * 101 not in str(error)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 async def test_the_body_of_an_error_is_decompressed(kind: str) -> None:
     """The message in a compressed error is reported."""
     body = gzip.compress(b'{"error":{"message":"no such model"}}')
-    handler = make_handler(lambda: Response(body, 400, {"content-encoding": "gzip"}))
-    with serve_handler(handler) as url:
-        async with open_engine(kind, url, LIMIT) as engine:
-            with pytest.raises(RequestRefused, match="no such model"):
-                await engine.run(TURN)
+    answer = Response(body, 400, {"content-encoding": "gzip"})
+    await fail_with(RequestRefused, answer, "no such model", kind)
 
 
 async def test_messages_of_a_websocket_are_limited() -> None:
@@ -518,11 +515,11 @@ def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch) -> No
         connect("responses:http://127.0.0.1:1/v1#m", max_response_bytes=0)
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity"])
+@for_each("encoding", COMPRESS)
 def test_bodies_are_decompressed_in_pieces(encoding: str) -> None:
     """A small chunk does not become a large piece, and all pieces together are the body."""
     body = b"x" * (3 * PIECE_BYTES + 1)
-    compressed = compress(body, encoding)
+    compressed = COMPRESS[encoding](body)
     inflate = make_inflater(encoding)
     assert inflate is not None
     halves = compressed[: len(compressed) // 2], compressed[len(compressed) // 2 :]

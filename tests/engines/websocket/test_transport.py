@@ -9,11 +9,10 @@ import pytest
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_socket
 
-from engines.conftest import open_engine
-from engines.runs import check_law, collect_events, list_reasons, read_until, request_bodies
+from engines.conftest import open_link
+from engines.runs import Link, list_reasons, read_until
 from for_each import for_each
 from kedge import Turn, assistant, connect, run_sync, user
-from kedge.engines import ResponsesEngine
 from kedge.engines.http_client import HttpClient
 from kedge.engines.websocket import SocketTransport
 from kedge.engines.websocket.connection import ConnectionPool
@@ -34,6 +33,7 @@ from server.waiting import wait_until_async as wait_until
 
 FIRST_QUESTION = "What did I say first?"
 UNSTORED: dict[str, Any] = {"store": False}
+SOCKET: dict[str, Any] = {"transport": "websocket"}
 
 
 @pytest.fixture
@@ -43,53 +43,57 @@ def model() -> GatedModel:
 
 
 @pytest.fixture
-async def engine(server: TestServer) -> AsyncIterator[ResponsesEngine]:
-    """Yield an engine that uses WebSocket."""
-    async with open_engine(server, transport="websocket") as opened_engine:
-        yield opened_engine
+def settings() -> dict[str, Any]:
+    """Return the settings of an engine that uses WebSocket."""
+    return SOCKET
 
 
 @pytest.fixture
-def gated(model: GatedModel) -> Iterator[TestServer]:
+def gated_server(model: GatedModel) -> Iterator[TestServer]:
     """Yield a server with the waiting model."""
     with serve(model=model) as server:
         yield server
 
 
-async def send(engine: ResponsesEngine, turn: Turn, text: str, **options: Any) -> Turn:
-    return await engine.run(turn.append(user(text)), **options)
+@pytest.fixture
+async def gated(gated_server: TestServer) -> AsyncIterator[Link]:
+    """Yield an engine that uses WebSocket, and a server with the waiting model."""
+    async with open_link(gated_server, **SOCKET) as opened:
+        yield opened
 
 
-def get_pool(engine: ResponsesEngine) -> ConnectionPool:
-    assert isinstance(engine.transport, SocketTransport)
-    return engine.transport._pools.get()
+async def send(link: Link, turn: Turn, text: str) -> Turn:
+    """Send a message whose answer is not stored."""
+    return await link.send(text, turn=turn, store=False)
 
 
-async def test_unstored_responses_are_chained_on_their_connection(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+def is_chained(link: Link) -> bool:
+    """Return whether the newest request used the context of a response."""
+    return "previous_response_id" in link.bodies[-1]
+
+
+def get_pool(link: Link) -> ConnectionPool:
+    assert isinstance(link.engine.transport, SocketTransport)
+    return link.engine.transport._pools.get()
+
+
+async def test_unstored_responses_are_chained_on_their_connection(link: Link) -> None:
     """Only new blocks are sent, over the connection that has the unstored response."""
-    turn = await send(engine, Turn(), "I am Ada.", **UNSTORED)
+    turn = await send(link, Turn(), "I am Ada.")
     requested = turn.append(user(FIRST_QUESTION))
-    assert engine.plan(requested).previous_response_id == turn.blocks[-1].response_id
-    turn = await engine.run(requested, **UNSTORED)
+    assert link.engine.plan(requested).previous_response_id == turn.blocks[-1].response_id
+    turn = await link.engine.run(requested, **UNSTORED)
     assert "I am Ada." in str(turn.blocks[-1])
-    assert {each.transport for each in server.requests} == {"websocket"}
-    assert [len(body["input"]) for body in request_bodies(server)] == [1, 1]
-    assert (
-        "stream" not in server.requests[0].raw.decode()
-        or request_bodies(server)[0]["stream"] is True
-    )
-    check_law(server, turn)
+    assert {each.transport for each in link.server.requests} == {"websocket"}
+    assert link.lengths == [1, 1]
+    assert all(body.get("stream", True) for body in link.bodies)
+    link.check_law(turn)
 
 
-async def test_streams_are_passed_on_as_they_arrive(gated: TestServer, model: GatedModel) -> None:
+async def test_streams_are_passed_on_as_they_arrive(gated: Link, model: GatedModel) -> None:
     """The first delta is yielded before the second has been generated."""
     deltas: list[str] = []
-    async with (
-        open_engine(gated, transport="websocket") as engine,
-        engine.stream(Turn([user("wait")])) as stream,
-    ):
+    async with gated.engine.stream(Turn([user("wait")])) as stream:
         async for event in stream:
             if isinstance(event, TextDelta):
                 deltas.append(event.delta)
@@ -98,248 +102,214 @@ async def test_streams_are_passed_on_as_they_arrive(gated: TestServer, model: Ga
     assert deltas == ["answer ", "to wait"]
 
 
-async def test_closed_connection_loses_unstored_responses_only(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_closed_connection_loses_unstored_responses_only(link: Link) -> None:
     """Stored anchors remain valid on the next connection; unstored ones cost one full send."""
-    stored = await send(engine, Turn(), "Stored")
-    unstored = await send(engine, Turn(), "Unstored", **UNSTORED)
-    server.hang_up()
-    await wait_until(lambda: not get_pool(engine).live_response_ids())
-    stored = await send(engine, stored, FIRST_QUESTION)
-    assert request_bodies(server)[-1]["previous_response_id"]
-    check_law(server, stored)
-    unstored = await send(engine, unstored, FIRST_QUESTION, **UNSTORED)
-    assert "previous_response_id" not in request_bodies(server)[-1]
-    check_law(server, unstored)
-    assert all(each.status == 200 for each in server.requests)
-    unstored = await send(engine, unstored, "And now?", **UNSTORED)
-    assert request_bodies(server)[-1]["previous_response_id"]
-    check_law(server, unstored)
+    stored = await link.send("Stored")
+    unstored = await send(link, Turn(), "Unstored")
+    link.server.hang_up()
+    await wait_until(lambda: not get_pool(link).live_response_ids())
+    stored = await link.send(FIRST_QUESTION, turn=stored)
+    assert is_chained(link)
+    link.check_law(stored)
+    for text, expected in ((FIRST_QUESTION, False), ("And now?", True)):
+        unstored = await send(link, unstored, text)
+        assert is_chained(link) is expected
+        link.check_law(unstored)
+    assert all(each.status == 200 for each in link.server.requests)
 
 
-async def test_lost_response_is_healed(engine: ResponsesEngine, server: TestServer) -> None:
+async def test_lost_response_is_healed(link: Link) -> None:
     """A server that rejects a lost response gets the complete Turn."""
-    turn = await send(engine, Turn(), "One", **UNSTORED)
-    server.forget()
-    answer, events = await collect_events(engine, turn.append(user("Two")), **UNSTORED)
+    turn = await send(link, Turn(), "One")
+    link.server.forget()
+    answer, events = await link.collect(turn, "Two", **UNSTORED)
     assert list_reasons(events) == ["gone"]
-    check_law(server, answer)
+    link.check_law(answer)
 
 
-async def test_branches_of_an_unstored_response(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_branches_of_an_unstored_response(link: Link) -> None:
     """The first branch is chained, the second is sent in full, and neither contains the other."""
-    turn = await send(engine, Turn(), "Common", **UNSTORED)
-    left = await send(engine, turn, "Left", **UNSTORED)
-    check_law(server, left)
-    right = await send(engine, turn, "Right", **UNSTORED)
-    check_law(server, right)
-    assert [("previous_response_id" in body) for body in request_bodies(server)] == [
-        False,
-        True,
-        False,
-    ]
-    left = await send(engine, left, FIRST_QUESTION, **UNSTORED)
-    check_law(server, left)
-    assert request_bodies(server)[-1]["previous_response_id"]
+    turn = await send(link, Turn(), "Common")
+    left = await send(link, turn, "Left")
+    assert is_chained(link)
+    link.check_law(left)
+    right = await send(link, turn, "Right")
+    assert not is_chained(link)
+    link.check_law(right)
+    left = await send(link, left, FIRST_QUESTION)
+    assert is_chained(link)
+    link.check_law(left)
 
 
-async def test_concurrent_fork_of_an_unstored_response(
-    gated: TestServer, model: GatedModel
-) -> None:
+async def test_concurrent_fork_of_an_unstored_response(gated: Link, model: GatedModel) -> None:
     """Both branches continue one unstored response concurrently, each on its own lane."""
-    async with open_engine(gated, transport="websocket") as engine:
-        turn = await send(engine, Turn(), "Common", **UNSTORED)
-        left = asyncio.create_task(send(engine, turn, "wait left", **UNSTORED))
-        await wait_until(lambda: "wait left" in model.started)
-        right = await send(engine, turn, "right", **UNSTORED)
-        assert request_bodies(gated)[-1]["previous_response_id"] == turn.blocks[-1].response_id
-        model.open_gate()
-        await left
-        assert sum("previous_response_id" in body for body in request_bodies(gated)) == 2
-        assert "wait left" not in str(right.blocks)
+    turn = await send(gated, Turn(), "Common")
+    left = asyncio.create_task(send(gated, turn, "wait left"))
+    await wait_until(lambda: "wait left" in model.started)
+    right = await send(gated, turn, "right")
+    assert gated.bodies[-1]["previous_response_id"] == turn.blocks[-1].response_id
+    model.open_gate()
+    await left
+    assert sum("previous_response_id" in body for body in gated.bodies) == 2
+    assert "wait left" not in str(right.blocks)
 
 
 async def test_many_conversations_share_a_few_connections(server: TestServer) -> None:
     """Each conversation is chained on its own responses, independent of the others."""
-    count = 24
-    async with open_engine(server, transport="websocket", connections=2) as engine:
-        turns = [Turn() for _ in range(count)]
+    turns = [Turn()] * 24
+    async with open_link(server, **SOCKET, connections=2) as link:
         for number in range(3):
-            reported = [
-                send(engine, turn, f"{at}.{number}", **UNSTORED) for at, turn in enumerate(turns)
-            ]
-            turns = list(await asyncio.gather(*reported))
+            sent = (send(link, turn, f"{at}.{number}") for at, turn in enumerate(turns))
+            turns = list(await asyncio.gather(*sent))
         assert server.call(lambda service: len(service.sockets)) <= 2
     for exchange in server.requests:
         texts = [item["content"][0]["text"] for item in exchange.context or ()]
-        numbers = {text.partition(".")[0] for text in texts[::2]}
-        assert len(numbers) == 1
-    chained = [body for body in request_bodies(server) if "previous_response_id" in body]
-    assert len(chained) == 2 * count
+        assert len({text.partition(".")[0] for text in texts[::2]}) == 1
+    assert sum("previous_response_id" in body for body in link.bodies) == 2 * len(turns)
 
 
-async def test_more_requests_than_lanes_wait(gated: TestServer, model: GatedModel) -> None:
+async def test_more_requests_than_lanes_wait(gated_server: TestServer, model: GatedModel) -> None:
     """Requests wait for a free lane, and none is lost."""
-    async with open_engine(gated, transport="websocket", connections=1, lanes=2) as engine:
-        waiting = [
-            asyncio.create_task(engine.run(Turn([user(f"wait {n}")]), **UNSTORED)) for n in range(6)
-        ]
+    lines = [f"wait {number}" for number in range(6)]
+    async with open_link(gated_server, **SOCKET, connections=1, lanes=2) as link:
+        waiting = [asyncio.create_task(send(link, Turn(), line)) for line in lines]
         await wait_until(lambda: len(model.started) == 2)
         model.open_gate()
         turns = await asyncio.gather(*waiting)
-    assert sorted(model.finished) == [f"wait {n}" for n in range(6)]
+    assert sorted(model.finished) == lines
     assert len({turn.blocks[-1].response_id for turn in turns}) == 6
 
 
 async def test_single_lane_has_no_name(server: TestServer) -> None:
     """With one lane per connection no lane name is sent."""
-    async with open_engine(server, transport="websocket", lanes=1, connections=2) as engine:
-        turn = await send(engine, Turn(), "I am Ada.", **UNSTORED)
-        turn = await send(engine, turn, FIRST_QUESTION, **UNSTORED)
+    async with open_link(server, **SOCKET, lanes=1, connections=2) as link:
+        turn = await link.send("I am Ada.", FIRST_QUESTION, **UNSTORED)
         assert "I am Ada." in str(turn.blocks[-1])
-        lanes = [lane.name for each in get_pool(engine)._connections for lane in each.lanes]
+        lanes = [lane.name for each in get_pool(link)._connections for lane in each.lanes]
     assert lanes == [""]
 
 
-async def test_closing_a_stream_cancels_its_request(gated: TestServer, model: GatedModel) -> None:
+async def test_closing_a_stream_cancels_its_request(gated: Link, model: GatedModel) -> None:
     """A connection without other requests is closed, and the next request opens another."""
-    async with open_engine(gated, transport="websocket") as engine:
-        async with engine.stream(Turn([user("wait")])) as stream:
-            await read_until(stream)
-        await wait_until(lambda: model.cancelled == ["wait"])
-        await wait_until(lambda: gated.running == 0)
-        turn = await send(engine, Turn(), "hello")
-        check_law(gated, turn)
+    async with gated.engine.stream(Turn([user("wait")])) as stream:
+        await read_until(stream)
+    await wait_until(lambda: model.cancelled == ["wait"])
+    await wait_until(lambda: gated.server.running == 0)
+    gated.check_law(await gated.send("hello"))
 
 
 async def test_closing_a_stream_does_not_affect_others(
-    gated: TestServer, model: GatedModel
+    gated_server: TestServer, model: GatedModel
 ) -> None:
     """On a shared connection, the events of a closed stream are read to the end and discarded."""
-    async with open_engine(gated, transport="websocket", connections=1) as engine:
-        other = asyncio.create_task(engine.run(Turn([user("wait other")]), **UNSTORED))
+    async with open_link(gated_server, **SOCKET, connections=1) as link:
+        other = asyncio.create_task(send(link, Turn(), "wait other"))
         await wait_until(lambda: model.started)
-        async with engine.stream(Turn([user("wait left")])) as stream:
+        async with link.engine.stream(Turn([user("wait left")])) as stream:
             await read_until(stream)
-        connection = get_pool(engine)._connections[0]
+        (connection,) = get_pool(link)._connections
         assert sum(lane.busy for lane in connection.lanes) == 2
         model.open_gate()
         turn = await other
         await wait_until(lambda: not any(lane.busy for lane in connection.lanes))
-        assert gated.call(lambda service: len(service.sockets)) == 1
-        turn = await send(engine, turn, "and", **UNSTORED)
-        assert request_bodies(gated)[-1]["previous_response_id"]
-        check_law(gated, turn)
+        assert gated_server.call(lambda service: len(service.sockets)) == 1
+        turn = await send(link, turn, "and")
+        assert is_chained(link)
+        link.check_law(turn)
 
 
-async def test_cancelled_run_releases_its_lane(gated: TestServer, model: GatedModel) -> None:
+async def test_cancelled_run_releases_its_lane(gated_server: TestServer, model: GatedModel) -> None:
     """A lane is released also by a run without any events yet, and by one still waiting for a lane."""
-    async with open_engine(gated, transport="websocket", connections=1, lanes=1) as engine:
-        first = asyncio.create_task(engine.run(Turn([user("wait 1")])))
+    async with open_link(gated_server, **SOCKET, connections=1, lanes=1) as link:
+        first = asyncio.create_task(link.send("wait 1"))
         await wait_until(lambda: model.started)
-        second = asyncio.create_task(engine.run(Turn([user("wait 2")])))
+        second = asyncio.create_task(link.send("wait 2"))
         await asyncio.sleep(0)
         for task in (second, first):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        turn = await asyncio.wait_for(send(engine, Turn(), "hello"), 300)
-        check_law(gated, turn)
+        link.check_law(await asyncio.wait_for(link.send("hello"), 300))
 
 
-async def test_an_old_connection_is_replaced_without_loss(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_an_old_connection_is_replaced_without_loss(link: Link) -> None:
     """When the server closes an old connection, the request uses a new one and is healed if necessary."""
-    stored = await send(engine, Turn(), "Stored")
-    unstored = await send(engine, Turn(), "Unstored", **UNSTORED)
-    server.clock.advance(seconds=3600)
-    stored = await send(engine, stored, FIRST_QUESTION)
-    assert request_bodies(server)[-1]["previous_response_id"]
-    check_law(server, stored)
-    unstored = await send(engine, unstored, FIRST_QUESTION, **UNSTORED)
-    check_law(server, unstored)
+    stored = await link.send("Stored")
+    unstored = await send(link, Turn(), "Unstored")
+    link.server.clock.advance(seconds=3600)
+    stored = await link.send(FIRST_QUESTION, turn=stored)
+    assert is_chained(link)
+    link.check_law(stored)
+    link.check_law(await send(link, unstored, FIRST_QUESTION))
 
 
 async def test_connection_is_replaced_before_the_server_closes_it(
-    engine: ResponsesEngine, server: TestServer, monkeypatch: pytest.MonkeyPatch
+    link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An old connection is replaced between two requests."""
-    turn = await send(engine, Turn(), "One")
-    first = get_pool(engine)._connections[0]
+    turn = await link.send("One")
+    (first,) = get_pool(link)._connections
     monkeypatch.setattr("kedge.engines.websocket.connection.MAX_CONNECTION_AGE", -1.0)
-    turn = await send(engine, turn, "Two")
-    assert first not in get_pool(engine)._connections
-    check_law(server, turn)
+    turn = await link.send("Two", turn=turn)
+    assert first not in get_pool(link)._connections
+    link.check_law(turn)
 
 
-async def test_failed_continuation_is_no_anchor(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_failed_continuation_is_no_anchor(link: Link) -> None:
     """The server has evicted the parent, so the next request is sent in full without trying it."""
-    turn = await send(engine, Turn(), "One", **UNSTORED)
+    turn = await send(link, Turn(), "One")
     with pytest.raises(RequestRefused):
-        await send(engine, turn, "Two", temperature=7, **UNSTORED)
-    turn = await send(engine, turn, "Two", **UNSTORED)
-    assert "previous_response_id" not in request_bodies(server)[-1]
-    assert [each.status for each in server.requests] == [200, 400, 200]
-    check_law(server, turn)
+        await link.send("Two", turn=turn, temperature=7, **UNSTORED)
+    turn = await send(link, turn, "Two")
+    assert not is_chained(link)
+    assert [each.status for each in link.server.requests] == [200, 400, 200]
+    link.check_law(turn)
 
 
 @pytest.mark.parametrize("fault", ["status=429,retry_after=0", "status=500", "cut_after_events=0"])
 async def test_retryable_errors_are_retried(server: TestServer, fault: str) -> None:
     """Retries are limited by ``max_retries`` and happen only before the first event."""
-    async with open_engine(server, transport="websocket", max_retries=1) as engine:
+    async with open_link(server, **SOCKET, max_retries=1) as link:
         server.faults.set(fault, times=1)
-        turn = await send(engine, Turn(), "One")
+        turn = await link.send("One")
     assert len(server.requests) == 2
-    check_law(server, turn)
+    link.check_law(turn)
 
 
 async def test_long_retry_delay_is_raised(server: TestServer) -> None:
     """A long retry delay raises an error at once, although retries are left."""
-    async with open_engine(server, transport="websocket", max_retries=1) as engine:
+    async with open_link(server, **SOCKET, max_retries=1) as link:
         server.faults.set("status=429,retry_after=3600", times=1)
         with pytest.raises(RateLimited) as limited:
-            await asyncio.wait_for(engine.run(Turn([user("x")])), 300)
+            await asyncio.wait_for(link.send("x"), 300)
     assert limited.value.retry_after == 3600
     assert len(server.requests) == 1
 
 
 async def test_requests_to_conversation_objects_are_not_retried(server: TestServer) -> None:
     """The first attempt may already have been added to the object."""
-    async with open_engine(
-        server, transport="websocket", max_retries=3, mode="conversation"
-    ) as engine:
-        turn = await send(engine, Turn(), "One")
+    async with open_link(server, **SOCKET, max_retries=3, mode="conversation") as link:
+        turn = await link.send("One")
         server.faults.set("cut_after_events=0", times=1)
         with pytest.raises(StreamCut):
-            await send(engine, turn, "Two")
-        turn = await send(engine, turn, "Two")
-        check_law(server, turn)
+            await link.send("Two", turn=turn)
+        link.check_law(await link.send("Two", turn=turn))
 
 
 async def test_failed_connection_is_reported() -> None:
     """A wrong key, a missing WebSocket endpoint and a missing server raise different errors."""
     with serve(token="right") as server:
-        async with open_engine(server, transport="websocket", api_key="wrong-key") as engine:
-            with pytest.raises(NotAuthorized) as exc_info:
-                await engine.run(Turn([user("x")]))
-        assert "wrong-key" not in str(exc_info.value)
-        engine = connect(
-            f"responses:{server.url}/elsewhere#m",
-            transport="websocket",
-            max_retries=0,
-            api_key="right",
-        )
-        async with engine:
-            with pytest.raises(RequestRefused, match="has no WebSocket endpoint"):
-                await engine.run(Turn([user("x")]))
+        for address, key, error, match in (
+            (server.base_url, "wrong-key", NotAuthorized, "401"),
+            (f"{server.url}/elsewhere", "right", RequestRefused, "has no WebSocket endpoint"),
+        ):
+            model = f"responses:{address}#m"
+            async with connect(model, **SOCKET, max_retries=0, api_key=key) as engine:
+                with pytest.raises(error, match=match) as exc_info:
+                    await engine.run(Turn([user("x")]))
+            assert "wrong-key" not in str(exc_info.value)
         address = f"responses:{server.base_url}#m"
-    async with connect(address, transport="websocket", max_retries=0) as engine:
+    async with connect(address, **SOCKET, max_retries=0) as engine:
         with pytest.raises(Unreachable):
             await engine.run(Turn([user("x")]))
 
@@ -365,7 +335,7 @@ async def test_redirect_is_not_followed(status: int, is_other_origin: bool) -> N
 
         async with serve_socket(accept, "127.0.0.1", 0, process_request=redirect) as server:
             model = f"responses:http://127.0.0.1:{get_port(server)}/v1#m"
-            async with connect(model, transport="websocket", api_key="sk-secret") as engine:
+            async with connect(model, **SOCKET, api_key="sk-secret") as engine:
                 expected = target if is_other_origin else "/elsewhere"
                 with pytest.raises(RequestRefused, match=f"redirects to {expected};") as exc_info:
                     await engine.run(Turn([user("x")]))
@@ -387,7 +357,7 @@ async def run_on_socket(
     """Run a Turn several times on one connection to a server with this handler."""
     async with serve_socket(handle, "127.0.0.1", 0) as server:
         model = f"responses:http://127.0.0.1:{get_port(server)}/v1#m"
-        async with connect(model, transport="websocket", lanes=1, max_retries=0) as engine:
+        async with connect(model, **SOCKET, lanes=1, max_retries=0) as engine:
             return [await engine.run(Turn([user("x")])) for _ in range(times)]
 
 
@@ -465,45 +435,45 @@ async def test_client_timeout_applies_to_opening(
         return await original(client, path, **options)
 
     monkeypatch.setattr(HttpClient, "open_socket", open_and_record)
-    async with open_engine(server, transport="websocket", timeout=seconds) as engine:
-        assert isinstance(engine.transport, SocketTransport)
-        socket = await engine.transport._open_socket()
+    async with open_link(server, **SOCKET, timeout=seconds) as link:
+        assert isinstance(link.engine.transport, SocketTransport)
+        socket = await link.engine.transport._open_socket()
         await socket.close()
     assert [options["open_timeout"] for options in connection_options] == [expected]
 
 
-async def test_timeout_applies_to_events(gated: TestServer, model: GatedModel) -> None:
+async def test_timeout_applies_to_events(gated_server: TestServer) -> None:
     """The client's timeout applies before the answer and within it."""
-    async with open_engine(gated, transport="websocket", timeout=0.05) as engine:
+    async with open_link(gated_server, **SOCKET, timeout=0.05) as link:
         with pytest.raises((StreamCut, Unreachable), match=r"in time"):
-            await engine.run(Turn([user("wait")]))
-        gated.faults.set("slow_first_byte=30", times=1)
+            await link.send("wait")
+        gated_server.faults.set("slow_first_byte=30", times=1)
         with pytest.raises(Unreachable, match="in time"):
-            await engine.run(Turn([user("x")]))
+            await link.send("x")
 
 
 async def test_server_shutdown_is_reported(model: GatedModel) -> None:
     """An answer that the server aborts is a failure, not a partial answer."""
     with serve(model=model, limits=Limits(shutdown_seconds=0)) as server:
-        async with open_engine(server, transport="websocket") as engine:
-            task = asyncio.create_task(engine.run(Turn([user("wait")])))
+        async with open_link(server, **SOCKET) as link:
+            task = asyncio.create_task(link.send("wait"))
             await wait_until(lambda: model.started)
             await asyncio.to_thread(server.stop)
             with pytest.raises(ServerFailed):
                 await task
 
 
-async def test_other_requests_use_http(engine: ResponsesEngine, server: TestServer) -> None:
+async def test_other_requests_use_http(link: Link) -> None:
     """Token counts and audits use HTTP and do not rely on unstored responses."""
-    turn = await send(engine, Turn(), "I am Ada.", **UNSTORED)
-    assert await engine.count_tokens(turn) > 0
-    assert (await engine.verify(turn)).agrees is None
-    assert [each.status for each in server.requests if "input_tokens" in each.path] == [200]
+    turn = await send(link, Turn(), "I am Ada.")
+    assert await link.engine.count_tokens(turn) > 0
+    assert (await link.engine.verify(turn)).agrees is None
+    assert [each.status for each in link.server.requests if "input_tokens" in each.path] == [200]
 
 
 def test_sync_code_can_use_websocket(server: TestServer) -> None:
     """Every event loop has its own connections and closes them."""
-    engine = connect(f"responses:{server.base_url}#practice", transport="websocket")
+    engine = connect(f"responses:{server.base_url}#practice", **SOCKET)
     turn = run_sync(engine.run(Turn([user("I am Ada.")]), **UNSTORED))
     assert engine.plan(turn.append(user("x"))).is_full
     turn = run_sync(engine.run(turn.append(user(FIRST_QUESTION)), **UNSTORED))
@@ -513,23 +483,21 @@ def test_sync_code_can_use_websocket(server: TestServer) -> None:
 
 async def test_practice_model_supports_websocket() -> None:
     """The embedded server supports WebSocket like any other server."""
-    async with connect("practice", transport="websocket") as engine:
+    async with connect("practice", **SOCKET) as engine:
         turn = await engine.run(Turn([user("What is 2+3?")]), store=False)
     assert "5" in str(turn.blocks[-1])
 
 
-async def test_a_tap_receives_what_was_transmitted(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_a_tap_receives_what_was_transmitted(link: Link) -> None:
     """A tap receives the request as sent, the messages of the answer, and errors with their status."""
     received: list[tuple[bytes, bytes, int | None]] = []
 
     def tap(request: bytes, reply: bytes, status: int | None) -> None:
         received.append((request, reply, status))
 
-    await engine.run(Turn([user("Hello")]), tap=tap)
+    await link.send("Hello", tap=tap)
     with pytest.raises(RequestRefused):
-        await engine.run(Turn([user("Hello")]), tap=tap, extra_body={"bogus": 1})
+        await link.send("Hello", tap=tap, extra_body={"bogus": 1})
     (request, reply, status), (_, rejected, refused_status) = received
     assert b'"stream"' not in request
     assert b"response.completed" in reply
