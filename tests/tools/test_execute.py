@@ -318,6 +318,13 @@ def delete(path: str) -> str:
     return f"deleted {path}"
 
 
+class Rules(list[str]):
+    """An approver with a length; it allows nothing."""
+
+    def __call__(self, call: ToolCallBlock) -> bool:
+        return call.name in self
+
+
 async def run_approved(approve: Any, function: Any = delete, **arguments: Any) -> ToolRun:
     """Run a call whose approver is given."""
     toolbox = Toolbox(function)
@@ -375,6 +382,11 @@ async def test_free_text_can_be_edited() -> None:
     done = await run_call(Toolbox(draw), call, approve=lambda _: Edit("dog"))
     assert done.result.parts[1] == image("https://kedge.example/dog.png")
     assert done.result.text == "[The arguments were changed before the call ran, to: dog]"
+
+
+async def test_an_approver_without_rules_is_asked() -> None:
+    """An approver may be an object that counts as false, such as an empty list."""
+    assert (await run_approved(Rules())).outcome == "refused"
 
 
 def approve_badly(call: ToolCallBlock) -> Any:

@@ -194,7 +194,8 @@ class CallRunner:
         try:
             tool = self._find_tool()
             arguments = self._parse_arguments(tool, self.call)
-            if tool.approval or (tool.approval is None and self.context.approve):
+            has_approver = self.context.approve is not None
+            if tool.approval or (tool.approval is None and has_approver):
                 arguments = await self._request_approval(tool, arguments)
             parts = await self._invoke_with_retries(tool, arguments)
         except _EarlyResult as early:
