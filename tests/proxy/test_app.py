@@ -5,6 +5,7 @@ import gzip
 import json
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -13,13 +14,13 @@ import httpx2
 import pytest
 from click.testing import CliRunner
 from openai import AsyncOpenAI, BadRequestError, OpenAI
-from starlette.types import Message, Scope
+from starlette.types import ASGIApp, Message, Scope
 
 from kedge.cli import group
 from kedge.incremental import MemoryIndex, StoreIndex
 from kedge.proxy import app
 from kedge.server.uvicorn_server import bind
-from kedge.store import ProxiedRequest, ProxyTotals, Store
+from kedge.store import Store
 from kedge.store.open import open_current_database
 from kedge.testing import TestServer, serve
 from proxy.running import serve_proxy
@@ -41,10 +42,27 @@ def proxy(server: TestServer) -> Iterator[str]:
         yield url
 
 
+def open_client(proxy: str, key: str = "k") -> OpenAI:
+    return OpenAI(base_url=f"{proxy}/v1", api_key=key, max_retries=0)
+
+
+@contextmanager
+def open_store(folder: Path, **options: Any) -> Iterator[Store]:
+    """Yield a store in a folder."""
+    store = Store(open_current_database(f"sqlite:///{folder}/store.db"), **options)
+    yield store
+    store.database.close()
+
+
+def open_asgi(app: ASGIApp) -> httpx2.AsyncClient:
+    """Return a client of an app without a socket."""
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost")
+
+
 @pytest.fixture
 def client(proxy: str) -> Iterator[OpenAI]:
     """Yield a client of the proxy."""
-    with OpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as openai_client:
+    with open_client(proxy) as openai_client:
         yield openai_client
 
 
@@ -133,7 +151,7 @@ def test_two_proxies_share_an_index_file(server: TestServer, tmp_path: Path) -> 
         index = StoreIndex(str(tmp_path / "index.db"))
         with (
             serve_proxy(server.base_url, index=index) as proxy,
-            OpenAI(base_url=f"{proxy}/v1", api_key=key, max_retries=0) as client,
+            open_client(proxy, key) as client,
         ):
             send(client, history, f"Say {number}")
         index.close()
@@ -169,31 +187,21 @@ def test_a_lone_surrogate_in_a_request_is_reported(proxy: str) -> None:
 
 
 @pytest.mark.parametrize("keep_bodies", [False, True])
-def test_requests_are_recorded_in_a_store(
+async def test_requests_are_recorded_in_a_store(
     server: TestServer, tmp_path: Path, keep_bodies: bool
 ) -> None:
     """Plans, savings and healings are recorded; content is recorded only if bodies are stored."""
-    url = f"sqlite:///{tmp_path}/store.db"
-    store = Store(open_current_database(url), keep_bodies=keep_bodies)
-    with (
-        serve_proxy(server.base_url, store=store) as proxy,
-        OpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as client,
-    ):
-        history: list[Any] = []
-        send(client, history, "My name is Ada.")
-        send(client, history, "Say 2")
-        server.forget()
-        send(client, history, "Say 3")
-        with pytest.raises(BadRequestError):
-            client.responses.create(model="practice", input="Hello", temperature=9)
-
-    async def read() -> tuple[list[ProxiedRequest], ProxyTotals, ProxiedRequest, ProxiedRequest]:
-        rows = await store.list_proxied()
-        totals, first = await store.sum_proxied(), await store.get_proxied(rows[-1].id)
-        return rows, totals, first, await store.get_proxied(rows[2].id)
-
-    rows, totals, first, rejected = asyncio.run(read())
-    store.database.close()
+    with open_store(tmp_path, keep_bodies=keep_bodies) as store:
+        with serve_proxy(server.base_url, store=store) as proxy, open_client(proxy) as client:
+            history: list[Any] = []
+            send(client, history, "My name is Ada.")
+            send(client, history, "Say 2")
+            server.forget()
+            send(client, history, "Say 3")
+            with pytest.raises(BadRequestError):
+                client.responses.create(model="practice", input="Hello", temperature=9)
+        rows, totals = await store.list_proxied(), await store.sum_proxied()
+        first, rejected = [await store.get_proxied(rows[at].id) for at in (-1, 2)]
     assert [(row.plan, row.status, row.healed) for row in rows] == [
         ("new chain", 400, ""),
         ("sent in full", 200, "rejected"),
@@ -214,29 +222,19 @@ def test_requests_are_recorded_in_a_store(
 
 def test_stored_bodies_are_exported_as_recordings(server: TestServer, tmp_path: Path) -> None:
     """Traffic through the proxy becomes lines that ``make test-recordings`` replays without differences."""
-    url = f"sqlite:///{tmp_path}/store.db"
-    store = Store(open_current_database(url), keep_bodies=True)
     with (
+        open_store(tmp_path, keep_bodies=True) as store,
         serve_proxy(server.base_url, store=store) as proxy,
-        OpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as client,
+        open_client(proxy) as client,
     ):
         history: list[Any] = []
         send(client, history, "My name is Ada.")
         send(client, history, "Say 2")
         httpx2.post(f"{proxy}/v1/responses", content=b"{", headers={"content-type": "text/plain"})
-    store.database.close()
     folder = tmp_path / "recordings"
     folder.mkdir()
-    arguments = [
-        "export",
-        "--proxied",
-        "--store",
-        url,
-        "--out",
-        str(folder / "own.jsonl"),
-        "--json",
-    ]
-    result = CliRunner().invoke(group, arguments)
+    options = ["--store", f"sqlite:///{tmp_path}/store.db", "--out", str(folder / "own.jsonl")]
+    result = CliRunner().invoke(group, ["export", "--proxied", *options, "--json"])
     assert json.loads(result.output)["requests"] == 2
     first, second = read_folder(folder)
     assert (first.host, first.status, first.is_answer) == ("127.0.0.1", 200, True)
@@ -256,24 +254,20 @@ async def test_compressed_responses_are_recorded_as_text(tmp_path: Path, coding:
         yield body[:20]
         yield body[20:]
 
-    transport = httpx2.MockTransport(
-        lambda _: httpx2.Response(200, content=read(), headers=headers)
-    )
-    store = Store(open_current_database(f"sqlite:///{tmp_path}/store.db"), keep_bodies=True)
-    proxy = app.create_proxy_app(
-        "http://upstream/v1", store=store, client=httpx2.AsyncClient(transport=transport)
-    )
-    async with (
-        proxy.router.lifespan_context(proxy),
-        httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(proxy), base_url="http://localhost"
-        ) as client,
-        client.stream("POST", "/v1/responses", json={"input": "Hello"}) as answer,
-    ):
-        assert b"".join([chunk async for chunk in answer.aiter_raw()]) == body
-    [row] = await store.list_proxied()
-    stored = (await store.get_proxied(row.id)).response
-    store.database.close()
+    def respond(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, content=read(), headers=headers)
+
+    upstream = httpx2.AsyncClient(transport=httpx2.MockTransport(respond))
+    with open_store(tmp_path, keep_bodies=True) as store:
+        proxy = app.create_proxy_app("http://upstream/v1", store=store, client=upstream)
+        async with (
+            proxy.router.lifespan_context(proxy),
+            open_asgi(proxy) as client,
+            client.stream("POST", "/v1/responses", json={"input": "Hello"}) as answer,
+        ):
+            assert b"".join([chunk async for chunk in answer.aiter_raw()]) == body
+        [row] = await store.list_proxied()
+        stored = (await store.get_proxied(row.id)).response
     assert stored == (b"" if coding == "broken" else text)
 
 

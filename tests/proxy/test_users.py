@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from for_each import for_each
 from kedge.errors import StoreBusy
 from kedge.proxy.access import UsageReader, create_policy, estimate_tokens
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS
+from kedge.server.models import PracticeModel
 from kedge.server.settings import Limits
 from kedge.store import Store, TokenRegistry
 from kedge.store.open import open_current_database
@@ -29,52 +31,74 @@ from server.waiting import TIMEOUT, wait_until, wait_until_async
 
 @dataclass
 class Proxy:
-    """A proxy with named tokens in front of a server."""
+    """A proxy with named tokens in front of a server with a gated model."""
 
     server: TestServer
+    model: Any
     store: Store
     url: str
     http: httpx2.Client
 
+    @property
+    def registry(self) -> TokenRegistry:
+        """The tokens."""
+        return TokenRegistry(self.store)
+
     def add(self, name: str, **options: Any) -> str:
         """Add a token."""
-        return asyncio.run(TokenRegistry(self.store).add(name, **options))[1]
+        return asyncio.run(self.registry.add(name, **options))[1]
+
+    def make_headers(self, token: str) -> dict[str, str]:
+        """Return the headers of a request with a token."""
+        key = {"authorization": "Bearer upstream-key", "anthropic-version": "2023-06-01"}
+        return {"x-kedge-token": token, **key}
 
     def post(self, token: str, path: str = "/v1/responses", **body: Any) -> httpx2.Response:
         """Send a request with a token."""
-        headers = {
-            "x-kedge-token": token,
-            "authorization": "Bearer upstream-key",
-            "anthropic-version": "2023-06-01",
-        }
         content = {"model": "practice", **(body or {"input": "Hi"})}
-        return self.http.post(self.url + path, headers=headers, json=content)
+        return self.http.post(self.url + path, headers=self.make_headers(token), json=content)
+
+    @contextmanager
+    def stream(self, token: str, path: str, **body: Any) -> Iterator[Iterator[bytes]]:
+        """Request a stream with a token, and yield its chunks."""
+        content = {"model": "m", "stream": True, **body}
+        headers = self.make_headers(token)
+        with self.http.stream("POST", self.url + path, headers=headers, json=content) as stream:
+            yield stream.iter_bytes()
+
+    def connect(self, token: str) -> Any:
+        """Open a WebSocket with a token."""
+        url = f"{self.url.replace('http', 'ws', 1)}/v1/responses"
+        return connect_socket(url, additional_headers=self.make_headers(token))
 
     def client(self, token: str) -> OpenAI:
         """Open a client of a user; all users have the same API key of the upstream."""
-        return OpenAI(
-            base_url=f"{self.url}/v1",
-            api_key="upstream-key",
-            max_retries=0,
-            default_headers={"x-kedge-token": token},
-        )
+        url, headers = f"{self.url}/v1", {"x-kedge-token": token}
+        return OpenAI(base_url=url, api_key="upstream-key", max_retries=0, default_headers=headers)
 
     def get_tokens(self, name: str) -> int:
         """Return the counted tokens of a user."""
-        return asyncio.run(TokenRegistry(self.store).count(name)).tokens
+        return asyncio.run(self.registry.count(name)).tokens
+
+
+@contextmanager
+def open_proxy(tmp_path: Path, model: Any, **options: Any) -> Iterator[Proxy]:
+    """Run a proxy that requires a token."""
+    store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
+    with (
+        serve(model=model, limits=Limits(shutdown_seconds=0)) as server,
+        serve_proxy(server.base_url, store=store, requires_token=True, **options) as url,
+        httpx2.Client(timeout=TIMEOUT, verify=False) as http,
+    ):
+        yield Proxy(server, model, store, url, http)
+    store.database.close()
 
 
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[Proxy]:
-    """Yield a proxy that requires a token."""
-    store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
-    with (
-        serve() as server,
-        serve_proxy(server.base_url, store=store, token="admin", requires_token=True) as url,
-        httpx2.Client(timeout=TIMEOUT, verify=False) as http,
-    ):
-        yield Proxy(server, store, url, http)
-    store.database.close()
+    """Yield a proxy in front of a server with the practice model."""
+    with open_proxy(tmp_path, PracticeModel(), token="admin") as opened:
+        yield opened
 
 
 def test_users_share_neither_anchors_nor_lists(proxy: Proxy) -> None:
@@ -120,7 +144,7 @@ def test_scopes_and_revocation(proxy: Proxy) -> None:
         [401, 401, 401, 200],
         [401, 401, 401, 200],
     ]
-    asyncio.run(TokenRegistry(proxy.store).revoke("alice"))
+    asyncio.run(proxy.registry.revoke("alice"))
     assert proxy.post(alice).status_code == 401
 
 
@@ -140,21 +164,23 @@ def test_limits_are_429_with_retry_after(proxy: Proxy) -> None:
     assert 429 in [answer.status_code for answer in answers[1:]]
 
 
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/v1/responses", {"input": "Hi"}),
-        ("/v1/responses", {"input": "Hi", "stream": True}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 99}),
-        (
-            "/v1/messages",
-            {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 99, "stream": True},
-        ),
+        ("/v1/chat/completions", {"messages": HI}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 99}),
     ],
 )
-def test_tokens_of_every_api_are_counted(proxy: Proxy, path: str, body: dict[str, Any]) -> None:
+def test_tokens_of_every_api_are_counted(
+    proxy: Proxy, path: str, body: dict[str, Any], stream: bool
+) -> None:
     """Tokens are counted from the body or events of the response, if the token has a limit."""
+    body = body if path == "/v1/chat/completions" else {**body, "stream": stream}
     limited = proxy.add("limited", tokens_per_minute=1_000_000)
 
     def is_counted() -> bool:
@@ -170,9 +196,8 @@ def test_tokens_of_every_api_are_counted(proxy: Proxy, path: str, body: dict[str
 
 async def test_messages_of_a_websocket_are_counted(proxy: Proxy) -> None:
     """Each message is a request: rejected above the limit, and after the token was revoked."""
-    registry = TokenRegistry(proxy.store)
-    _, secret = await registry.add("alice", requests_per_minute=1, tokens_per_minute=1_000_000)
-    url = f"{proxy.url.replace('http', 'ws', 1)}/v1/responses"
+    options: Any = {"requests_per_minute": 1, "tokens_per_minute": 1_000_000}
+    _, secret = await proxy.registry.add("alice", **options)
     message = json.dumps({"type": "response.create", "model": "practice", "input": "Hi"})
 
     async def ask(socket: Any) -> dict[str, Any]:
@@ -183,22 +208,20 @@ async def test_messages_of_a_websocket_are_counted(proxy: Proxy) -> None:
         return event
 
     with pytest.raises(InvalidStatus):
-        await connect_socket(url)
-    headers = {"authorization": "Bearer k", "x-kedge-token": secret}
-    async with connect_socket(url, additional_headers=headers) as socket:
+        await proxy.connect("")
+    async with proxy.connect(secret) as socket:
         events = [await ask(socket) for _ in range(3)]
         assert events[0]["type"] == "response.completed"
         rejected = next(event for event in events if event["type"] == "error")
         assert rejected["status"] == 429
         assert int(rejected["error"]["headers"]["retry-after"]) > 0
-        await registry.revoke("alice")
+        await proxy.registry.revoke("alice")
         assert (await ask(socket))["status"] == 401
-    headers["x-kedge-token"] = "admin"
-    async with connect_socket(url, additional_headers=headers) as socket:
+    async with proxy.connect("admin") as socket:
         assert (await ask(socket))["type"] == "response.completed"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "event",
     [
         {"type": "response.output_text.delta", "delta": "word " * 100, "item_id": "msg_1"},
@@ -242,76 +265,52 @@ def test_the_estimate_of_a_request_is_its_text_and_its_largest_output() -> None:
     assert estimate_tokens(b"", 400) == (100, DEFAULT_OUTPUT_TOKENS)
 
 
-@dataclass
-class WaitingProxy(Proxy):
-    """A proxy in front of a server whose model waits after its first words."""
-
-    model: GatedModel
-
-
 @pytest.fixture
-def waiting_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingProxy]:
+def waiting_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """Yield a proxy in front of a server with a gated model; all counts are in the same minute."""
     monkeypatch.setattr("kedge.store.token_registry.MINUTE", 10**10)
-    model = GatedModel()
-    store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
-    with (
-        serve(model=model, limits=Limits(shutdown_seconds=0)) as server,
-        serve_proxy(server.base_url, store=store, requires_token=True) as url,
-        httpx2.Client(timeout=TIMEOUT, verify=False) as http,
-    ):
-        yield WaitingProxy(server, store, url, http, model)
-    store.database.close()
+    with open_proxy(tmp_path, GatedModel()) as opened:
+        yield opened
+
+
+LONG = [{"role": "user", "content": "wait " * 80}]
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/responses", {"input": "wait " + "word " * 80}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "wait " * 80}]}),
-        (
-            "/v1/messages",
-            {"messages": [{"role": "user", "content": "wait " * 80}], "max_tokens": 99},
-        ),
+        ("/v1/responses", {"input": "wait " * 80}),
+        ("/v1/chat/completions", {"messages": LONG}),
+        ("/v1/messages", {"messages": LONG, "max_tokens": 99}),
     ],
 )
-def test_an_abandoned_stream_counts(
-    waiting_proxy: WaitingProxy, path: str, body: dict[str, Any]
-) -> None:
+def test_an_abandoned_stream_counts(waiting_proxy: Proxy, path: str, body: dict[str, Any]) -> None:
     """The input and what passed of the answer count if the client leaves."""
-    proxy = waiting_proxy
-    secret = proxy.add("small", tokens_per_minute=100_000)
-    headers = {"x-kedge-token": secret, "anthropic-version": "2023-06-01"}
-    sent = {"model": "m", "stream": True, **body}
-    with proxy.http.stream("POST", proxy.url + path, headers=headers, json=sent) as stream:
+    secret = waiting_proxy.add("small", tokens_per_minute=100_000)
+    with waiting_proxy.stream(secret, path, **body) as chunks:
         received = b""
-        for chunk in stream.iter_bytes():
-            received += chunk
-            if b"answer" in received:
-                break
-    wait_until(lambda: 80 <= proxy.get_tokens("small") <= 190)
+        while b"answer" not in received:
+            received += next(chunks)
+    wait_until(lambda: 80 <= waiting_proxy.get_tokens("small") <= 190)
 
 
-async def test_an_abandoned_response_on_a_websocket_counts(waiting_proxy: WaitingProxy) -> None:
+async def test_an_abandoned_response_on_a_websocket_counts(waiting_proxy: Proxy) -> None:
     """The same applies to a WebSocket that is closed."""
-    registry = TokenRegistry(waiting_proxy.store)
+    registry = waiting_proxy.registry
     _, secret = await registry.add("small", tokens_per_minute=100_000)
-    url = f"{waiting_proxy.url.replace('http', 'ws', 1)}/v1/responses"
     message = {"type": "response.create", "model": "m", "input": "wait " * 80, "stream_id": "a"}
-    async with connect_socket(url, additional_headers={"x-kedge-token": secret}) as socket:
+    async with waiting_proxy.connect(secret) as socket:
         await socket.send(json.dumps(message))
         while "answer" not in str(await asyncio.wait_for(socket.recv(), TIMEOUT)):
             pass
         assert (await registry.count("small")).tokens > DEFAULT_OUTPUT_TOKENS
-    async with asyncio.timeout(TIMEOUT):
-        while not 80 <= (await registry.count("small")).tokens <= 190:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await asyncio.to_thread(wait_until, lambda: 80 <= waiting_proxy.get_tokens("small") <= 190)
 
 
-async def test_parallel_requests_do_not_exceed_a_limit(waiting_proxy: WaitingProxy) -> None:
+async def test_parallel_requests_do_not_exceed_a_limit(waiting_proxy: Proxy) -> None:
     """The estimates of running requests count: of many at once, those beyond the limit are rejected."""
     proxy = waiting_proxy
-    _, secret = await TokenRegistry(proxy.store).add("tiny", tokens_per_minute=300)
+    _, secret = await proxy.registry.add("tiny", tokens_per_minute=300)
     url = f"{proxy.url}/v1/chat/completions"
     body = {"model": "m", "messages": [{"role": "user", "content": "wait"}], "max_tokens": 250}
     async with httpx2.AsyncClient(timeout=TIMEOUT, headers={"x-kedge-token": secret}) as client:
@@ -326,27 +325,21 @@ async def test_parallel_requests_do_not_exceed_a_limit(waiting_proxy: WaitingPro
     assert [each.status_code for each in accepted] == [200, 200]
 
 
-def test_streams_of_a_revoked_token_end(waiting_proxy: WaitingProxy) -> None:
+def test_streams_of_a_revoked_token_end(waiting_proxy: Proxy) -> None:
     """A stream that is passed on ends although its upstream sends nothing, which is closed as well."""
     proxy = waiting_proxy
-    headers = {"x-kedge-token": proxy.add("alice")}
-    body = {"model": "m", "input": "wait", "stream": True}
-    url = f"{proxy.url}/v1/responses"
-    with proxy.http.stream("POST", url, headers=headers, json=body) as stream:
-        chunks = stream.iter_bytes()
+    with proxy.stream(proxy.add("alice"), "/v1/responses", input="wait") as chunks:
         assert next(chunks)
-        asyncio.run(TokenRegistry(proxy.store).revoke("alice"))
+        asyncio.run(proxy.registry.revoke("alice"))
         assert b"[DONE]" not in b"".join(chunks)
     wait_until(lambda: proxy.model.cancelled == ["wait"])
 
 
 async def test_an_idle_websocket_of_a_revoked_token_is_closed(proxy: Proxy) -> None:
     """The connection is closed with an error although nothing is sent."""
-    registry = TokenRegistry(proxy.store)
-    _, secret = await registry.add("alice")
-    url = f"{proxy.url.replace('http', 'ws', 1)}/v1/responses"
-    async with connect_socket(url, additional_headers={"x-kedge-token": secret}) as socket:
-        await registry.revoke("alice")
+    _, secret = await proxy.registry.add("alice")
+    async with proxy.connect(secret) as socket:
+        await proxy.registry.revoke("alice")
         assert json.loads(await asyncio.wait_for(socket.recv(), TIMEOUT))["status"] == 401
         await asyncio.wait_for(socket.wait_closed(), TIMEOUT)
         assert socket.close_code == 1008
@@ -387,7 +380,7 @@ def test_a_failing_store_rejects_tokens(
     assert proxy.post(alice).status_code == 503
     assert proxy.post("admin").status_code == 200
     monkeypatch.setattr(TokenRegistry, "is_valid", fail)
-    registry = TokenRegistry(proxy.store)
+    registry = proxy.registry
     (token,) = asyncio.run(registry.list())
     rejected = asyncio.run(create_policy("", registry).check_message(token))
     assert rejected is not None
@@ -415,7 +408,7 @@ def test_usage_is_parsed_from_every_form(data: str | bytes, expected: tuple[int,
     assert reader.finish() == sum(expected)
 
 
-@pytest.mark.parametrize("content_type", ["text/event-stream", "", "text/plain"])
+@for_each("content_type", ["text/event-stream", "", "text/plain"])
 def test_usage_is_parsed_from_a_stream_of_any_content_type(content_type: str) -> None:
     """Some servers send streams without their content type, or as text."""
     reader = UsageReader(content_type)
