@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import pytest
 from openai import OpenAI
 
+from for_each import for_each
 from kedge.server.object_forms import (
     ITEM_ID,
     RESPONSE_ID,
@@ -22,64 +22,35 @@ def expand_item(item: dict[str, Any]) -> dict[str, Any]:
     return dict(normalized)
 
 
-@pytest.mark.parametrize(
+USER = {"type": "message", "role": "user", "status": "completed"}
+ASSISTANT = {"type": "message", "role": "assistant", "status": "completed"}
+PARTIAL = ASSISTANT | {"status": "incomplete", "phase": "commentary"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "1"}
+REASONING = {"type": "reasoning", "summary": []}
+REFUSAL = {"type": "refusal", "refusal": "b"}
+
+
+def make_text(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+@for_each(
     ("sent", "expected"),
     [
         (
             {"role": "user", "content": "hi"},
-            {
-                "type": "message",
-                "role": "user",
-                "content": [{"type": "input_text", "text": "hi"}],
-                "status": "completed",
-            },
+            {**USER, "content": [{"type": "input_text", "text": "hi"}]},
         ),
         (
             {"role": "assistant", "content": "hi", "type": None},
-            {
-                "type": "message",
-                "role": "assistant",
-                "content": [
-                    {"type": "output_text", "text": "hi", "annotations": [], "logprobs": []}
-                ],
-                "status": "completed",
-            },
+            {**ASSISTANT, "content": [make_text("hi")]},
         ),
         (
-            {
-                "type": "message",
-                "role": "assistant",
-                "content": [
-                    {"type": "output_text", "text": "a"},
-                    {"type": "refusal", "refusal": "b"},
-                ],
-                "status": "incomplete",
-                "phase": "commentary",
-            },
-            {
-                "type": "message",
-                "role": "assistant",
-                "content": [
-                    {"type": "output_text", "text": "a", "annotations": [], "logprobs": []},
-                    {"type": "refusal", "refusal": "b"},
-                ],
-                "status": "incomplete",
-                "phase": "commentary",
-            },
+            {**PARTIAL, "content": [{"type": "output_text", "text": "a"}, REFUSAL]},
+            {**PARTIAL, "content": [make_text("a"), REFUSAL]},
         ),
-        (
-            {"type": "function_call_output", "call_id": "c", "output": "1", "status": None},
-            {
-                "type": "function_call_output",
-                "call_id": "c",
-                "output": "1",
-                "status": "completed",
-            },
-        ),
-        (
-            {"type": "reasoning", "summary": [], "encrypted_content": None},
-            {"type": "reasoning", "summary": []},
-        ),
+        ({**RESULT, "status": None}, {**RESULT, "status": "completed"}),
+        ({**REASONING, "encrypted_content": None}, REASONING),
     ],
 )
 def test_short_forms_are_expanded(sent: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -1,21 +1,15 @@
 """Conversation objects and their items, with the official client."""
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx2
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
+from for_each import for_each
 from kedge.testing import TestServer, serve
-from server.conftest import ask, rejects
+from server.conftest import Connect, ask, rejects, user_message
 from server.gated_model import GatedModel
-
-Connect = Callable[[TestServer], OpenAI]
-
-
-def user_message(text: str) -> Any:
-    return {"role": "user", "content": text}
 
 
 def item_texts(client: OpenAI, conversation: str, **query: Any) -> list[str]:
@@ -83,24 +77,19 @@ def test_conversation_and_responses_are_independent(client: OpenAI, server: Test
 
 def test_items_are_added_read_and_deleted(client: OpenAI, server: TestServer) -> None:
     """A deleted item is not found and is not part of the next context."""
-    conversation = client.conversations.create(items=[user_message("zero")])
-    added = client.conversations.items.create(
-        conversation.id, items=[user_message("one"), user_message("two")]
-    )
+    id_ = client.conversations.create(items=[user_message("zero")]).id
+    items: Any = client.conversations.items
+    added = items.create(id_, items=[user_message("one"), user_message("two")])
     assert [item.type for item in added.data] == ["message", "message"]
     assert added.first_id == added.data[0].id
-    added_item: Any = added.data[0]
-    read: Any = client.conversations.items.retrieve(added_item.id, conversation_id=conversation.id)
-    assert read.content[0].text == "one"
-    assert (
-        client.conversations.items.delete(added_item.id, conversation_id=conversation.id).id
-        == conversation.id
-    )
-    for call in (client.conversations.items.retrieve, client.conversations.items.delete):
+    one = added.data[0].id
+    assert items.retrieve(one, conversation_id=id_).content[0].text == "one"
+    assert items.delete(one, conversation_id=id_).id == id_
+    for call in (items.retrieve, items.delete):
         with pytest.raises(NotFoundError, match="not found in conversation"):
-            call(added_item.id, conversation_id=conversation.id)
-    assert item_texts(client, conversation.id, order="asc") == ["zero", "two"]
-    ask(client, "three", conversation=conversation.id)
+            call(one, conversation_id=id_)
+    assert item_texts(client, id_, order="asc") == ["zero", "two"]
+    ask(client, "three", conversation=id_)
     assert "one" not in str(server.requests[-1].context)
 
 
@@ -151,7 +140,7 @@ def test_items_are_paginated(client: OpenAI) -> None:
     assert not last.has_more
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("query", "param", "code"),
     [
         ("limit=0", "limit", "integer_below_min_value"),
@@ -172,9 +161,8 @@ def test_invalid_page_parameters_are_rejected(
     conversation = http.post("/v1/conversations").json()
     assert conversation["metadata"] == {}
     answer = http.get(f"/v1/conversations/{conversation['id']}/items?{query}")
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
-    assert answer.json()["error"]["code"] == code
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
 def test_at_most_twenty_items_per_request(client: OpenAI) -> None:
@@ -224,22 +212,17 @@ def test_conversation_is_locked_during_a_response(connect: Connect) -> None:
     """While a response is running, other responses and changes are rejected; reads are not."""
     with serve(model=GatedModel()) as server:
         client = connect(server)
-        conversation = client.conversations.create(items=[user_message("zero")])
-        with ask(client, "wait", conversation=conversation.id, stream=True) as stream:
+        id_ = client.conversations.create(items=[user_message("zero")]).id
+        items: Any = client.conversations.items
+        with ask(client, "wait", conversation=id_, stream=True) as stream:
             next(iter(stream))
-            (item,) = client.conversations.items.list(conversation.id).data
-            assert item.id
-            changes = (
-                lambda: ask(client, "x", conversation=conversation.id),
-                lambda: client.conversations.items.create(
-                    conversation.id, items=[user_message("x")]
-                ),
-                lambda: client.conversations.items.delete(
-                    item.id or "", conversation_id=conversation.id
-                ),
-                lambda: client.conversations.delete(conversation.id),
-            )
-            for change in changes:
+            (item,) = items.list(id_).data
+            for change in (
+                lambda: ask(client, "x", conversation=id_),
+                lambda: items.create(id_, items=[user_message("x")]),
+                lambda: items.delete(item.id, conversation_id=id_),
+                lambda: client.conversations.delete(id_),
+            ):
                 with rejects("conversation_locked", "Another process is currently") as error:
                     change()
                 assert error.value.param == "conversation"
@@ -249,15 +232,15 @@ def test_conversation_is_locked_during_a_response(connect: Connect) -> None:
 
 def test_an_unknown_conversation_is_not_found(client: OpenAI) -> None:
     """Every endpoint returns 404 for an unknown conversation."""
-    calls = (
+    items = client.conversations.items
+    for call in (
         lambda: ask(client, "x", conversation="conv_x"),
         lambda: client.conversations.update("conv_x", metadata={}),
         lambda: client.conversations.delete("conv_x"),
-        lambda: client.conversations.items.list("conv_x"),
-        lambda: client.conversations.items.create("conv_x", items=[user_message("x")]),
-        lambda: client.conversations.items.retrieve("msg_x", conversation_id="conv_x"),
-        lambda: client.conversations.items.delete("msg_x", conversation_id="conv_x"),
-    )
-    for call in calls:
+        lambda: items.list("conv_x"),
+        lambda: items.create("conv_x", items=[user_message("x")]),
+        lambda: items.retrieve("msg_x", conversation_id="conv_x"),
+        lambda: items.delete("msg_x", conversation_id="conv_x"),
+    ):
         with pytest.raises(NotFoundError, match="Conversation with id 'conv_x' not found"):
             call()

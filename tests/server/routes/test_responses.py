@@ -1,7 +1,6 @@
 """Creating responses, with the official client over a real socket."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -10,22 +9,16 @@ from openai import BadRequestError, NotFoundError, OpenAI
 
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
-from server.conftest import ask, rejects
-
-CheckResponse = Callable[[Any], dict[str, Any]]
-
-TOOL: Any = {
-    "type": "function",
-    "name": "weather",
-    "parameters": {"type": "object", "properties": {}},
-}
-
-
-Connect = Callable[[TestServer], OpenAI]
-
-
-def context_texts(context: Any) -> list[str]:
-    return [item["content"][0]["text"] for item in context]
+from server.conftest import (
+    WEATHER,
+    CheckResponse,
+    Connect,
+    Scripted,
+    ask,
+    list_texts,
+    rejects,
+    user_message,
+)
 
 
 def test_a_response_has_all_members(client: OpenAI, checked: CheckResponse) -> None:
@@ -37,32 +30,17 @@ def test_a_response_has_all_members(client: OpenAI, checked: CheckResponse) -> N
 def test_settings_are_echoed(client: OpenAI, checked: CheckResponse) -> None:
     """A response contains the settings of its request."""
     sent: dict[str, Any] = {
-        "instructions": "Be kind.",
-        "max_output_tokens": 100,
-        "max_tool_calls": 3,
-        "metadata": {"a": "b"},
-        "parallel_tool_calls": False,
-        "prompt_cache_key": "key",
-        "safety_identifier": "someone",
-        "temperature": 0.5,
-        "tool_choice": "none",
-        "top_p": 0.25,
-        "truncation": "auto",
-    }
+        "instructions": "Be kind.", "max_output_tokens": 100, "max_tool_calls": 3,
+        "metadata": {"a": "b"}, "parallel_tool_calls": False, "prompt_cache_key": "key",
+        "safety_identifier": "someone", "temperature": 0.5, "tool_choice": "none", "top_p": 0.25,
+        "truncation": "auto", "model": "some-model",
+    }  # fmt: skip
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    more = {"tools": [WEATHER], "reasoning": {"effort": "low"}, "text": {"format": form}}
     create: Any = client.responses.with_raw_response.create
-    raw = create(
-        model="some-model",
-        input="hello",
-        tools=[TOOL],
-        reasoning={"effort": "low"},
-        text={"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
-        service_tier="fast",
-        **sent,
-    )
-    body = checked(raw)
+    body = checked(create(input="hello", service_tier="fast", **more, **sent))
     assert {key: body[key] for key in sent} == sent
-    assert body["model"] == "some-model"
-    assert body["tools"] == [{**TOOL, "description": None, "strict": True}]
+    assert body["tools"] == [{**WEATHER, "description": None, "strict": True}]
     assert body["reasoning"] == {"effort": "low", "summary": None}
     assert body["text"]["format"]["schema"] == {"type": "object"}
     assert body["service_tier"] == "priority"
@@ -71,14 +49,13 @@ def test_settings_are_echoed(client: OpenAI, checked: CheckResponse) -> None:
 def test_null_means_the_default(http: httpx2.Client) -> None:
     """A setting that is null has the same effect as one that is missing."""
     names = ("temperature", "top_p", "tools", "metadata", "store", "text", "truncation", "include")
-    plain = http.post("/v1/responses", json={"model": "m", "input": "x"}).json()
-    nulls = http.post(
-        "/v1/responses", json={"model": "m", "input": "x", **dict.fromkeys(names)}
-    ).json()
-    same = {"id", "output", "created_at", "completed_at"}
-    assert {k: v for k, v in nulls.items() if k not in same} == {
-        k: v for k, v in plain.items() if k not in same
-    }
+    plain, nulls = (
+        http.post("/v1/responses", json={"model": "m", "input": "x", **settings}).json()
+        for settings in ({}, dict.fromkeys(names))
+    )
+    for member in ("id", "output", "created_at", "completed_at"):
+        del plain[member], nulls[member]
+    assert plain == nulls
 
 
 def test_chained_response_sees_its_ancestors(client: OpenAI, server: TestServer) -> None:
@@ -86,29 +63,23 @@ def test_chained_response_sees_its_ancestors(client: OpenAI, server: TestServer)
     first = ask(client, "one")
     second = ask(client, "two", first.id)
     ask(client, "three", second.id)
-    assert context_texts(server.requests[-1].context) == [
-        "one",
-        first.output_text,
-        "two",
-        second.output_text,
-        "three",
-    ]
+    texts = ["one", first.output_text, "two", second.output_text, "three"]
+    assert list_texts(server) == texts
     assert second.previous_response_id == first.id
     assert second.conversation is None
 
 
 def test_only_items_are_inherited(client: OpenAI, server: TestServer) -> None:
     """Instructions, tools and settings apply to one request only, and count as input of it."""
-    settings: Any = {"instructions": "Be kind.", "tools": [TOOL]}
+    settings: Any = {"instructions": "Be kind.", "tools": [WEATHER]}
     first = ask(client, "one", metadata={"a": "b"}, **settings)
     more, second = ask(client, "two", first.id, **settings), ask(client, "two", first.id)
     assert more.usage.input_tokens > max(first.usage.total_tokens, second.usage.input_tokens + 10)
     assert second.instructions is None
     assert second.tools == []
     assert second.metadata == {}
-    context = server.requests[-1].context
-    assert context is not None
-    assert "Be kind." not in str(context)
+    assert list_texts(server)[-1] == "two"
+    assert "Be kind." not in str(server.requests[-1].context)
 
 
 def test_cached_tokens(client: OpenAI) -> None:
@@ -131,7 +102,7 @@ def test_unstored_response_is_not_found(client: OpenAI) -> None:
 
 
 def test_tool_call_requires_a_result_in_the_next_request(
-    scripted: Callable[..., PracticeModel], checked: CheckResponse, connect: Connect
+    scripted: Scripted, checked: CheckResponse, connect: Connect
 ) -> None:
     """Calls and results are matched across the complete chain."""
     model = scripted(
@@ -152,49 +123,37 @@ def test_tool_call_requires_a_result_in_the_next_request(
 
 
 def test_modified_encrypted_reasoning_is_rejected(
-    scripted: Callable[..., PracticeModel], checked: CheckResponse, connect: Connect
+    scripted: Scripted, checked: CheckResponse, connect: Connect
 ) -> None:
     """A client can request encrypted reasoning and send it back, but not modify it."""
     thought = "word " * 50
     with serve(model=scripted({"think": thought, "say": "Done."})) as server:
         client = connect(server)
-        plain = checked(client.responses.with_raw_response.create(model="m", input="x"))
-        assert plain["output"][0] == {
-            "id": plain["output"][0]["id"],
-            "type": "reasoning",
-            "summary": [],
-        }
+        create: Any = client.responses.with_raw_response.create
+        plain = checked(create(model="m", input="x"))
+        hidden = {"id": plain["output"][0]["id"], "type": "reasoning", "summary": []}
+        assert plain["output"][0] == hidden
         usage = plain["usage"]
         assert usage["output_tokens"] > usage["output_tokens_details"]["reasoning_tokens"] >= 50
-        body = checked(
-            client.responses.with_raw_response.create(
-                model="m",
-                input="x",
-                store=False,
-                include=["reasoning.encrypted_content"],
-                reasoning={"summary": "auto"},
-            )
-        )
-        reasoning_item, message = body["output"]
-        assert reasoning_item["summary"] == [{"type": "summary_text", "text": thought}]
-        replay: Any = [
-            {"role": "user", "content": "x"},
-            reasoning_item,
-            message,
-            {"role": "user", "content": "y"},
-        ]
-        assert ask(client, replay).output_text == "Done."
-        encrypted = reasoning_item["encrypted_content"]
-        for changed in (encrypted[:-5] + "AAAA=", "gAAAAAnonsense", encrypted + "!", ""):
-            replay[1] = {**reasoning_item, "encrypted_content": changed}
-            with pytest.raises((BadRequestError, NotFoundError)) as exc_info:
-                ask(client, replay)
-            if changed:
-                assert exc_info.value.code == "invalid_encrypted_content"
+        options = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
+        reasoning, message = checked(create(model="m", input="x", store=False, **options))["output"]
+        assert reasoning["summary"] == [{"type": "summary_text", "text": thought}]
+        encrypted = reasoning["encrypted_content"]
+
+        def replay(content: str) -> Any:
+            item = {**reasoning, "encrypted_content": content}
+            return ask(client, [user_message("x"), item, message, user_message("y")])
+
+        assert replay(encrypted).output_text == "Done."
+        for changed in (encrypted[:-5] + "AAAA=", "gAAAAAnonsense", encrypted + "!"):
+            with rejects("invalid_encrypted_content"):
+                replay(changed)
+        with pytest.raises(NotFoundError):
+            replay("")
 
 
 def test_encrypted_content_of_another_server_is_rejected(
-    scripted: Callable[..., PracticeModel], connect: Connect
+    scripted: Scripted, connect: Connect
 ) -> None:
     """Encrypted content of another database is rejected, because each database has its own key."""
     model = scripted({"think": "Hm.", "say": "Done."})
@@ -209,22 +168,16 @@ def test_encrypted_content_of_another_server_is_rejected(
 
 def test_the_answer_stops_at_max_output_tokens(client: OpenAI, checked: CheckResponse) -> None:
     """An answer that reaches the limit is incomplete with a reason, and it can be continued."""
-    body = checked(
-        client.responses.with_raw_response.create(
-            model="practice", input="word " * 200, max_output_tokens=16
-        )
-    )
-    assert body["status"] == "incomplete"
+    create: Any = client.responses.with_raw_response.create
+    body = checked(create(model="practice", input="word " * 200, max_output_tokens=16))
+    assert (body["status"], body["completed_at"]) == ("incomplete", None)
     assert body["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert body["completed_at"] is None
     assert body["output"][0]["status"] == "incomplete"
     assert 0 < body["usage"]["output_tokens"] <= 20
     assert ask(client, "go on", body["id"])
 
 
-def test_incomplete_tool_call_blocks_the_chain(
-    scripted: Callable[..., PracticeModel], connect: Connect
-) -> None:
+def test_incomplete_tool_call_blocks_the_chain(scripted: Scripted, connect: Connect) -> None:
     """An incomplete response with a tool call cannot be continued without the result."""
     long = {"text": "word " * 100}
     with serve(model=scripted({"call": {"name": "write", "arguments": long}})) as server:
@@ -248,7 +201,7 @@ def test_context_above_the_window_is_rejected_or_truncated(connect: Connect) -> 
             ask(client, "third", previous)
         assert (error.value.status_code, error.value.param) == (400, "input")
         ask(client, "third", previous, truncation="auto")
-        texts = context_texts(server.requests[-1].context)
+        texts = list_texts(server)
         assert texts[-1] == "third"
         assert not any(text.startswith("first") for text in texts)
         with rejects("context_length_exceeded"):
@@ -258,9 +211,7 @@ def test_context_above_the_window_is_rejected_or_truncated(connect: Connect) -> 
 def test_input_items_are_the_complete_context(client: OpenAI) -> None:
     """The input items are the parent's input and output, then the new input, in pages."""
     first = ask(client, "one")
-    second = ask(
-        client, [{"role": "user", "content": "two"}, {"role": "user", "content": "three"}], first.id
-    )
+    second = ask(client, [user_message("two"), user_message("three")], first.id)
     page: Any = client.responses.input_items.list(second.id, limit=1)
     assert page.data[0].content[0].text == "three"
     assert page.has_more
@@ -305,7 +256,7 @@ def test_input_tokens_are_counted(client: OpenAI, server: TestServer) -> None:
     """The count equals the input tokens of a response to the same request."""
     first = ask(client, "one")
     body: Any = {"model": "practice", "input": "two", "previous_response_id": first.id}
-    body |= {"instructions": "Be kind.", "tools": [TOOL]}
+    body |= {"instructions": "Be kind.", "tools": [WEATHER]}
     counted = client.responses.input_tokens.count(**body)
     assert counted.object == "response.input_tokens"
     response = client.responses.create(**body)
@@ -323,11 +274,7 @@ def test_an_answer_can_have_a_schema(client: OpenAI) -> None:
         "required": ["name", "age"],
         "additionalProperties": False,
     }
-    response = ask(
-        client,
-        "My name is Ada.",
-        text={"format": {"type": "json_schema", "name": "person", "schema": schema}},
-    )
-    answer = json.loads(response.output_text)
+    form = {"type": "json_schema", "name": "person", "schema": schema}
+    answer = json.loads(ask(client, "My name is Ada.", text={"format": form}).output_text)
     assert answer.keys() == {"name", "age"}
     assert isinstance(answer["age"], int)

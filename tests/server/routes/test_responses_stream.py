@@ -8,14 +8,11 @@ import httpx2
 import pytest
 from openai import OpenAI
 
+from for_each import for_each
 from kedge.server.models import OutputEvent, PracticeModel, Prompt
 from kedge.testing import TestServer, serve
-from server.conftest import ask
-from server.waiting import TIMEOUT
+from server.conftest import CheckEvent, Scripted, ask, open_client
 
-Scripted = Callable[..., PracticeModel]
-
-CheckEvent = Callable[[dict[str, Any]], None]
 Stream = Callable[..., list[dict[str, Any]]]
 
 
@@ -31,9 +28,8 @@ def stream(check_event: CheckEvent) -> Stream:
 
     def run(server: TestServer, **body: Any) -> list[dict[str, Any]]:
         request = {"model": "m", "stream": True, **body}
-        answer = httpx2.post(
-            f"{server.base_url}/responses", verify=False, timeout=TIMEOUT, json=request
-        )
+        with open_client(server) as http:
+            answer = http.post("/v1/responses", json=request)
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         *frames, last = parse_frames(answer.text)
@@ -60,13 +56,9 @@ def event_types(events: list[dict[str, Any]]) -> list[str]:
 
 START_EVENTS = ["created", "in_progress"]
 TEXT_EVENTS = [
-    "output_item.added",
-    "content_part.added",
-    "output_text.delta",
-    "output_text.done",
-    "content_part.done",
-    "output_item.done",
-]
+    "output_item.added", "content_part.added", "output_text.delta", "output_text.done",
+    "content_part.done", "output_item.done",
+]  # fmt: skip
 
 
 def test_message_events_have_the_documented_order(server: TestServer, stream: Stream) -> None:
@@ -82,35 +74,23 @@ def test_message_events_have_the_documented_order(server: TestServer, stream: St
     assert events[0]["response"]["output"] == []
 
 
+def name_item_events(*names: str) -> list[str]:
+    return ["output_item.added", *names, "output_item.done"]
+
+
 def test_argument_deltas_have_only_the_item_id(scripted: Scripted, stream: Stream) -> None:
     """The call id and name are sent with the item, not with its deltas."""
-    model = scripted(
-        {
-            "think": "Two tools.",
-            "call": [
-                {"name": "weather", "arguments": {"city": "Oslo", "unit": "C"}},
-                {"name": "note", "input": "free text"},
-            ],
-        }
-    )
-    with serve(model=model) as server:
+    weather = {"name": "weather", "arguments": {"city": "Oslo", "unit": "C"}}
+    note = {"name": "note", "input": "free text"}
+    with serve(model=scripted({"think": "Two tools.", "call": [weather, note]})) as server:
         events = stream(server, input="x", reasoning={"summary": "auto"})
+    summary = ("part.added", "text.delta", "text.done", "part.done")
+    arguments = [f"function_call_arguments.{name}" for name in ("delta", "done")]
     assert event_types(events) == [
         *START_EVENTS,
-        "output_item.added",
-        "reasoning_summary_part.added",
-        "reasoning_summary_text.delta",
-        "reasoning_summary_text.done",
-        "reasoning_summary_part.done",
-        "output_item.done",
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
-        "output_item.added",
-        "custom_tool_call_input.delta",
-        "custom_tool_call_input.done",
-        "output_item.done",
+        *name_item_events(*(f"reasoning_summary_{name}" for name in summary)),
+        *name_item_events(*arguments),
+        *name_item_events("custom_tool_call_input.delta", "custom_tool_call_input.done"),
         "completed",
     ]
     deltas = [e for e in events if e["type"] == "response.function_call_arguments.delta"]
@@ -121,22 +101,16 @@ def test_argument_deltas_have_only_the_item_id(scripted: Scripted, stream: Strea
     assert call["arguments"] == ""
     assert call["call_id"].startswith("call_")
     assert {event["item_id"] for event in deltas} == {call["id"]}
-    arguments = "".join(event["delta"] for event in deltas)
-    assert json.loads(arguments) == {"city": "Oslo", "unit": "C"}
-    assert events[-1]["response"]["output"][1]["arguments"] == arguments
+    text = "".join(event["delta"] for event in deltas)
+    assert json.loads(text) == weather["arguments"]
+    assert events[-1]["response"]["output"][1]["arguments"] == text
 
 
 def test_reasoning_text_is_hidden_by_default(scripted: Scripted, stream: Stream) -> None:
     """A reasoning item has encrypted content when it is done, but no text."""
     with serve(model=scripted({"think": "Secret.", "say": "Hi."})) as server:
         events = stream(server, input="x", include=["reasoning.encrypted_content"])
-    assert event_types(events) == [
-        *START_EVENTS,
-        "output_item.added",
-        "output_item.done",
-        *TEXT_EVENTS,
-        "completed",
-    ]
+    assert event_types(events) == [*START_EVENTS, *name_item_events(), *TEXT_EVENTS, "completed"]
     assert "encrypted_content" not in events[2]["item"]
     assert events[3]["item"]["encrypted_content"]
     assert "Secret" not in json.dumps(events)
@@ -162,14 +136,10 @@ def test_stream_at_the_token_limit_ends_incomplete(server: TestServer, stream: S
     assert response["output"][0]["status"] == "incomplete"
 
 
-def test_errors_before_the_stream_are_plain_json(server: TestServer) -> None:
+def test_errors_before_the_stream_are_plain_json(http: httpx2.Client) -> None:
     """A rejected request gets a JSON error instead of a stream."""
-    answer = httpx2.post(
-        f"{server.base_url}/responses",
-        verify=False,
-        timeout=TIMEOUT,
-        json={"model": "m", "stream": True, "input": "x", "previous_response_id": "resp_x"},
-    )
+    body = {"model": "m", "stream": True, "input": "x", "previous_response_id": "resp_x"}
+    answer = http.post("/v1/responses", json=body)
     assert answer.status_code == 400
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["error"]["code"] == "previous_response_not_found"
@@ -181,9 +151,7 @@ def test_official_client_reads_a_stream(client: OpenAI, server: TestServer) -> N
         final = response_stream.get_final_response()
     assert client.responses.retrieve(final.id).output_text == final.output_text
     ask(client, "two", final.id)
-    context = server.requests[-1].context
-    assert context is not None
-    assert len(context) == 3
+    assert len(server.requests[-1].context or ()) == 3
 
 
 def test_special_characters_are_unchanged(client: OpenAI) -> None:
@@ -194,40 +162,26 @@ def test_special_characters_are_unchanged(client: OpenAI) -> None:
     assert odd in final.output_text
 
 
-@pytest.mark.parametrize("stored", [True, False])
+@for_each("stored", [True, False])
 def test_model_error_fails_the_stream(stored: bool, stream: Stream) -> None:
     """The stream ends with an error event and the failed response, which cannot be continued."""
-    with serve(model=FailingModel()) as server:
+    with serve(model=FailingModel()) as server, open_client(server) as http:
         events = stream(server, input="x", store=stored)
         assert event_types(events) == [*START_EVENTS, *TEXT_EVENTS[:3], "error", "failed"]
-        error = events[-2]
+        error, failed = events[-2], events[-1]["response"]
         assert error.keys() == {"type", "code", "message", "param", "sequence_number"}
-        failed = events[-1]["response"]
-        assert failed["status"] == "failed"
-        assert failed["error"]["code"] == "server_error"
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
         if stored:
-            loaded = httpx2.get(
-                f"{server.base_url}/responses/{failed['id']}", verify=False, timeout=TIMEOUT
-            ).json()
-            assert loaded == failed
-            after = httpx2.post(
-                f"{server.base_url}/responses",
-                verify=False,
-                timeout=TIMEOUT,
-                json={"model": "m", "input": "x", "previous_response_id": failed["id"]},
-            )
-            assert after.json()["error"]["code"] == "previous_response_not_completed"
+            assert http.get(f"/v1/responses/{failed['id']}").json() == failed
+            body = {"model": "m", "input": "x", "previous_response_id": failed["id"]}
+            after = http.post("/v1/responses", json=body).json()
+            assert after["error"]["code"] == "previous_response_not_completed"
 
 
 def test_model_error_without_a_stream_is_a_server_error() -> None:
     """Without a stream, the client gets a 500 error in the format of the API."""
-    with serve(model=FailingModel()) as server:
-        answer = httpx2.post(
-            f"{server.base_url}/responses",
-            verify=False,
-            timeout=TIMEOUT,
-            json={"model": "m", "input": "x"},
-        )
+    with serve(model=FailingModel()) as server, open_client(server) as http:
+        answer = http.post("/v1/responses", json={"model": "m", "input": "x"})
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
 
