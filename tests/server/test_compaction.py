@@ -1,6 +1,5 @@
 """Compaction by threshold, by trigger and by endpoint, and the context afterwards."""
 
-from collections.abc import Callable
 from typing import Any
 
 import openresponses_types as spec
@@ -14,25 +13,18 @@ from kedge.server.encrypted_content import compact
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
 from kedge.tokens import count_items
-from server.conftest import ask, rejects
-
-CheckResponse = Callable[[Any], dict[str, Any]]
-Connect = Callable[[TestServer], OpenAI]
+from server.conftest import (
+    CheckResponse,
+    Connect,
+    Scripted,
+    ask,
+    list_texts,
+    rejects,
+    user_message,
+)
 
 LONG_TEXT = "word " * 700
 COMPACT: Any = [{"type": "compaction", "compact_threshold": 1000}]
-
-
-def user_message(text: str) -> Any:
-    return {"role": "user", "content": text}
-
-
-def context_texts(server: TestServer) -> list[str]:
-    return [
-        item["content"][0]["text"]
-        for item in server.requests[-1].context or ()
-        if item["type"] == "message"
-    ]
 
 
 def create_long_chain(client: OpenAI, turns: int = 3) -> str:
@@ -49,21 +41,16 @@ def test_context_above_the_threshold_is_compacted(
 ) -> None:
     """The compaction item precedes the answer, and the next context starts with it."""
     previous = create_long_chain(client)
-    body = checked(
-        client.responses.with_raw_response.create(
-            model="m",
-            input="newest",
-            previous_response_id=previous,
-            context_management=COMPACT,
-        )
-    )
+    options: Any = {"previous_response_id": previous, "context_management": COMPACT}
+    create = client.responses.with_raw_response.create
+    body = checked(create(model="m", input="newest", **options))
     assert [item["type"] for item in body["output"]] == ["compaction", "message"]
-    assert context_texts(server)[-1] == "newest"
+    assert list_texts(server)[-1] == "newest"
     assert body["usage"]["input_tokens"] > 1500
     after = ask(client, "later", body["id"])
     assert after.usage.input_tokens < 1000
-    assert context_texts(server)[-1] == "later"
-    assert context_texts(server)[0].startswith("Earlier items of this conversation were compacted")
+    assert list_texts(server)[-1] == "later"
+    assert list_texts(server)[0].startswith("Earlier items of this conversation were compacted")
 
 
 def test_compaction_survives_a_restart(tmp_path: Any, connect: Connect) -> None:
@@ -111,7 +98,7 @@ def test_trigger_only_compacts(client: OpenAI, server: TestServer) -> None:
     response = ask(client, [trigger], previous)
     assert [item.type for item in response.output] == ["compaction"]
     ask(client, "later", response.id)
-    assert context_texts(server)[-1] == "later"
+    assert list_texts(server)[-1] == "later"
     with pytest.raises(BadRequestError, match="last input item"):
         ask(client, [trigger, user_message("x")])
 
@@ -149,7 +136,7 @@ def test_the_endpoint_returns_one_item(client: OpenAI, server: TestServer) -> No
         client.responses.retrieve(compacted.id)
     response = ask(client, [*body["output"], user_message("later")])
     assert response.usage.input_tokens < compacted.usage.input_tokens
-    assert context_texts(server)[-2:] == ["newest", "later"]
+    assert list_texts(server)[-2:] == ["newest", "later"]
 
 
 def test_the_endpoint_passes_the_strict_validation_of_the_client(server: TestServer) -> None:
@@ -166,30 +153,23 @@ def test_the_endpoint_passes_the_strict_validation_of_the_client(server: TestSer
 
 def test_modified_compaction_item_is_rejected(client: OpenAI) -> None:
     """Encrypted content of a compaction item that was modified is rejected."""
-    item: Any = (
-        client.responses.compact(model="m", input="x").output[-1].model_dump(exclude_none=True)
-    )
+    compacted = client.responses.compact(model="m", input="x")
+    item: Any = compacted.output[-1].model_dump(exclude_none=True)
     item["encrypted_content"] = item["encrypted_content"][:-8] + "AAAAAAA="
-    with pytest.raises(BadRequestError) as exc_info:
+    with rejects("invalid_encrypted_content", "could not be verified"):
         ask(client, [item, user_message("y")])
-    assert exc_info.value.code == "invalid_encrypted_content"
-    assert "could not be verified" in str(exc_info.value)
 
 
 def test_reasoning_content_in_a_compaction_item_is_rejected(
-    scripted: Callable[..., PracticeModel], connect: Connect
+    scripted: Scripted, connect: Connect
 ) -> None:
     """Encrypted reasoning in a compaction item can be decrypted, but it is not a context."""
     with serve(model=scripted({"think": "Hm.", "say": "Done."})) as server:
         client = connect(server)
         response = ask(client, "x", include=["reasoning.encrypted_content"], store=False)
-        item: Any = {
-            **response.output[0].model_dump(include={"encrypted_content"}),
-            "type": "compaction",
-        }
-        with pytest.raises(BadRequestError) as exc_info:
+        item = {"type": "compaction", "encrypted_content": response.output[0].encrypted_content}
+        with rejects("invalid_encrypted_content"):
             ask(client, [item, user_message("y")])
-    assert exc_info.value.code == "invalid_encrypted_content"
 
 
 def test_compacted_conversation_lists_all_items(client: OpenAI, server: TestServer) -> None:
@@ -199,7 +179,7 @@ def test_compacted_conversation_lists_all_items(client: OpenAI, server: TestServ
     )
     response = ask(client, "newest", conversation=conversation.id, context_management=COMPACT)
     ask(client, "later", conversation=conversation.id)
-    assert LONG_TEXT not in context_texts(server)[1:]
+    assert LONG_TEXT not in list_texts(server)[1:]
     client.responses.delete(response.id)
     items = list(client.conversations.items.list(conversation.id, order="asc"))
     assert [item.type for item in items][:4] == ["message"] * 3 + ["compaction"]
@@ -290,8 +270,7 @@ def test_default_threshold_is_the_window(connect: Connect) -> None:
         client = connect(server)
         previous = None
         for text, types in (("a ", []), ("b ", []), ("c ", ["compaction"])):
-            response = ask(
-                client, text + LONG_TEXT, previous, context_management=[{"type": "compaction"}]
-            )
+            options = {"context_management": [{"type": "compaction"}]}
+            response = ask(client, text + LONG_TEXT, previous, **options)
             previous = response.id
             assert [item.type for item in response.output] == [*types, "message"]

@@ -8,26 +8,29 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from for_each import for_each
 from kedge.practice import Script
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
 
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-        },
-    },
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
 }
+WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 
 
-def make_message(text: str, role: str = "user") -> Any:
+def make_message(text: Any, role: str = "user") -> Any:
     return {"role": role, "content": text}
+
+
+def complete(client: OpenAI, *messages: Any, **options: Any) -> Any:
+    """Create a completion; a text is a message of the user."""
+    chat = [make_message(each) if isinstance(each, str) else each for each in messages]
+    create: Any = client.chat.completions.create
+    return create(model="practice", messages=chat, **options)
 
 
 def check_completion(raw: Any) -> dict[str, Any]:
@@ -54,23 +57,16 @@ def stream_chunks(client: OpenAI, **params: Any) -> list[dict[str, Any]]:
 
 def test_model_sees_the_complete_chat(server: TestServer, client: OpenAI) -> None:
     """The model sees every message, and the recorded request contains its context."""
-    messages = [
-        make_message("Be kind.", "system"),
-        make_message("One"),
-        make_message("Yes", "assistant"),
-        make_message("Two"),
-    ]
-    body = check_completion(
-        client.chat.completions.with_raw_response.create(
-            model="practice", messages=[*messages, make_message("What did I say first?")]
-        )
-    )
+    texts = {"Be kind.": "system", "One": "user", "Yes": "assistant", "Two": "user"}
+    messages = [make_message(text, role) for text, role in texts.items()]
+    messages.append(make_message("What did I say first?"))
+    create = client.chat.completions.with_raw_response.create
+    body = check_completion(create(model="practice", messages=messages))
     assert body["choices"][0]["message"]["content"] == 'You said first: "One"'
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["id"].startswith("chatcmpl-")
-    context = server.requests[-1].context
-    assert context is not None
-    assert [item["role"] for item in context] == ["system", "user", "assistant", "user", "user"]
+    context = server.requests[-1].context or ()
+    assert [item["role"] for item in context] == [*texts.values(), "user"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -85,26 +81,18 @@ def test_parallel_tool_calls_and_results(client: OpenAI, streamed: bool) -> None
         choice = client.chat.completions.create(**params).choices[0]
     assert choice.finish_reason == "tool_calls"
     calls: Any = choice.message.tool_calls
-    assert [json.loads(call.function.arguments) for call in calls] == [
-        {"city": "Paris"},
-        {"city": "Rome"},
-    ]
-    results: list[Any] = [
-        {"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls
-    ]
-    answered: list[Any] = [*messages, choice.message, *results]
-    last = client.chat.completions.create(model="practice", messages=answered, tools=[WEATHER])
+    cities = [json.loads(call.function.arguments)["city"] for call in calls]
+    assert cities == ["Paris", "Rome"]
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls]
+    last = complete(client, *messages, choice.message, *results, tools=[WEATHER])
     assert last.choices[0].message.content == "get_weather says: sunny. get_weather says: sunny."
 
 
 def test_streamed_completion_equals_unstreamed_completion(client: OpenAI) -> None:
     """A stream sends the role, the text, the finish reason and then, if requested, the usage."""
-    params: Any = {
-        "messages": [make_message("Hello there")],
-        "stream_options": {"include_usage": True},
-    }
-    chunks = stream_chunks(client, **params)
-    response = client.chat.completions.create(model="practice", messages=params["messages"])
+    messages = [make_message("Hello there")]
+    chunks = stream_chunks(client, messages=messages, stream_options={"include_usage": True})
+    response = complete(client, *messages)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
     assert deltas[0]["role"] == "assistant"
     text = "".join(delta.get("content") or "" for delta in deltas)
@@ -120,45 +108,39 @@ def test_streamed_completion_equals_unstreamed_completion(client: OpenAI) -> Non
 def test_reasoning_content_is_sent_and_accepted(server: TestServer, client: OpenAI) -> None:
     """Reasoning is sent as ``reasoning_content``, as open model servers do, and accepted in a request."""
     params: Any = {"messages": [make_message("Think about 6 * 7")], "reasoning_effort": "low"}
-    body = check_completion(
-        client.chat.completions.with_raw_response.create(model="practice", **params)
-    )
+    create = client.chat.completions.with_raw_response.create
+    body = check_completion(create(model="practice", **params))
     message, usage = body["choices"][0]["message"], body["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     details = usage["completion_tokens_details"]
     assert 0 < details["reasoning_tokens"] < usage["completion_tokens"]
     chunks = stream_chunks(client, **params)
     assert not any("usage" in chunk for chunk in chunks)  # only on request
-    reasoning_text = "".join(
-        chunk["choices"][0]["delta"].get("reasoning_content", "") for chunk in chunks
-    )
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    reasoning_text = "".join(delta.get("reasoning_content", "") for delta in deltas)
     assert reasoning_text == message["reasoning_content"]
-    client.chat.completions.create(
-        model="practice", messages=[*params["messages"], message, make_message("Thanks")]
-    )
+    complete(client, *params["messages"], message, "Thanks")
     context = server.requests[-1].context or ()
     assert [item["type"] for item in context] == ["message", "reasoning", "message", "message"]
 
 
 def test_images_and_files_are_sent(server: TestServer, client: OpenAI) -> None:
     """Images and files reach the model as parts of the Responses API."""
+    pdf = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,"}
     parts: Any = [
         {"type": "text", "text": "What is this?"},
         {"type": "image_url", "image_url": {"url": PICTURE, "detail": "low"}},
-        {
-            "type": "file",
-            "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,"},
-        },
+        {"type": "file", "file": pdf},
     ]
-    client.chat.completions.create(model="practice", messages=[{"role": "user", "content": parts}])
+    complete(client, make_message(parts))
     assert next(iter(server.requests[-1].context or ()))["content"] == [
         {"type": "input_text", "text": "What is this?"},
         {"type": "input_image", "image_url": PICTURE, "detail": "low"},
-        {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,"},
+        {"type": "input_file", **pdf},
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("params", "reason", "text"),
     [
         ({"max_completion_tokens": 3}, "length", "You said:"),
@@ -171,12 +153,10 @@ def test_token_limit_and_stop_sequences_end_the_answer(
     client: OpenAI, params: dict[str, Any], reason: str, text: str
 ) -> None:
     """An answer ends at its token limit, or before a stop sequence."""
-    response = client.chat.completions.create(
-        model="practice", messages=[make_message("one two three")], **params
-    )
-    assert response.choices[0].finish_reason == reason
-    assert (response.choices[0].message.content or "").startswith(text)
-    assert len(response.choices[0].message.content or "") < 20
+    choice = complete(client, "one two three", **params).choices[0]
+    assert choice.finish_reason == reason
+    assert choice.message.content.startswith(text)
+    assert len(choice.message.content) < 20
 
 
 def test_refusal_has_its_own_member() -> None:
@@ -186,7 +166,7 @@ def test_refusal_has_its_own_member() -> None:
         serve(model=PracticeModel(script)) as server,
         OpenAI(base_url=server.base_url, api_key="any") as client,
     ):
-        response = client.chat.completions.create(model="practice", messages=[make_message("Sing")])
+        response = complete(client, "Sing")
     assert response.choices[0].message.refusal == "No."
     assert response.choices[0].message.content is None
 
@@ -194,15 +174,13 @@ def test_refusal_has_its_own_member() -> None:
 def test_custom_tools_are_called_with_text(client: OpenAI) -> None:
     """A custom tool is called with text, and its result is accepted like any other."""
     tool: Any = {"type": "custom", "custom": {"name": "run_code", "description": "Runs code"}}
-    messages: list[Any] = [make_message('call run_code with "print(1)"')]
-    response = client.chat.completions.create(model="practice", messages=messages, tools=[tool])
-    call: Any = response.choices[0].message.tool_calls
-    assert call[0].custom.input == "print(1)"
-    messages += [
-        response.choices[0].message.model_dump(exclude_none=True),
-        {"role": "tool", "tool_call_id": call[0].id, "content": "1"},
-    ]
-    last = client.chat.completions.create(model="practice", messages=messages, tools=[tool])
+    question = 'call run_code with "print(1)"'
+    message = complete(client, question, tools=[tool]).choices[0].message
+    (call,) = message.tool_calls
+    assert call.custom.input == "print(1)"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "1"}
+    replayed = message.model_dump(exclude_none=True)
+    last = complete(client, question, replayed, result, tools=[tool])
     assert last.choices[0].message.content == "run_code says: 1."
 
 
@@ -213,55 +191,46 @@ def test_chat_above_the_context_window_is_rejected() -> None:
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
         pytest.raises(openai.BadRequestError) as exc_info,
     ):
-        client.chat.completions.create(
-            model="practice", messages=[make_message("many words " * 100)]
-        )
+        complete(client, "many words " * 100)
     assert exc_info.value.code == "context_length_exceeded"
     assert "50 tokens" in exc_info.value.message
 
 
-FAULTS: dict[str, type[Exception]] = {
-    "cut_after_events=2": openai.APIConnectionError,
-    "cut_in_event=2": openai.APIConnectionError,
-    "fail_after_events=2": openai.APIError,
-    "status=429,retry_after=1": openai.RateLimitError,
-    "status=503": openai.InternalServerError,
-}
+FAULTS: list[tuple[str, type[Exception]]] = [
+    ("cut_after_events=2", openai.APIConnectionError),
+    ("cut_in_event=2", openai.APIConnectionError),
+    ("fail_after_events=2", openai.APIError),
+    ("status=429,retry_after=1", openai.RateLimitError),
+    ("status=503", openai.InternalServerError),
+]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_apply_to_chats(server: TestServer, client: OpenAI, fault: str) -> None:
+@for_each(("fault", "kind"), FAULTS)
+def test_faults_apply_to_chats(
+    server: TestServer, client: OpenAI, fault: str, kind: type[Exception]
+) -> None:
     """A fault raises the client's matching error, and the next request succeeds."""
     server.faults.set(fault, times=1)
-    with pytest.raises(FAULTS[fault]) as exc_info:
-        list(
-            client.chat.completions.create(
-                model="practice", messages=[make_message("Hello there")], stream=True
-            )
-        )
+    with pytest.raises(kind) as exc_info:
+        list(complete(client, "Hello there", stream=True))
     if isinstance(exc_info.value, openai.RateLimitError):
         assert exc_info.value.response.headers["retry-after"] == "1"
-    assert client.chat.completions.create(
-        model="practice", messages=[make_message("Hello")]
-    ).choices
+    assert complete(client, "Hello").choices
 
 
-@pytest.mark.parametrize(("fault", "expected"), [("omit_call_id", None), ("empty_call_id", "")])
+@for_each(("fault", "expected"), [("omit_call_id", None), ("empty_call_id", "")])
 def test_fault_omits_call_ids(
     server: TestServer, client: OpenAI, fault: str, expected: object
 ) -> None:
     """A fault omits or empties the ids of tool calls with and without streaming."""
+    server.faults.clear()
     server.faults.set(fault)
     params: Any = {"messages": [make_message("call get_weather in Rome")], "tools": [WEATHER]}
     response = client.chat.completions.with_raw_response.create(model="practice", **params)
-    call = response.http_response.json()["choices"][0]["message"]["tool_calls"][0]
-    assert call.get("id") == expected
-    first = next(
-        call
-        for chunk in stream_chunks(client, **params)
-        for call in chunk["choices"][0]["delta"].get("tool_calls", ())
-    )
-    assert first.get("id") == expected
+    message = response.http_response.json()["choices"][0]["message"]
+    deltas = [chunk["choices"][0]["delta"] for chunk in stream_chunks(client, **params)]
+    first = next(delta["tool_calls"][0] for delta in deltas if delta.get("tool_calls"))
+    assert message["tool_calls"][0].get("id") == first.get("id") == expected
     assert first["function"]["name"] == "get_weather"
 
 
@@ -292,6 +261,5 @@ def test_faults_of_stored_responses_do_not_apply_to_chats(
     """A fault that does not apply to a request is not consumed."""
     for fault in ("forget_all", "refuse_empty_input", "refuse_previous_response_id=zdr"):
         server.faults.set(fault, times=1)
-    response = client.chat.completions.create(model="practice", messages=[make_message("Hello")])
-    assert response.choices[0].message.content
+    assert complete(client, "Hello").choices[0].message.content
     assert len(server.faults.armed) == 3

@@ -9,22 +9,21 @@ import pytest
 from pydantic import TypeAdapter
 
 from anthropic_sdk import make_anthropic
+from for_each import for_each
 from kedge.practice import Script
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
-from server.waiting import TIMEOUT
+from server.conftest import open_client
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
 
-WEATHER: Any = {
-    "name": "get_weather",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}},
-        "required": ["city"],
-    },
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
 }
+WEATHER: Any = {"name": "get_weather", "input_schema": PARAMETERS}
 THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
 REQUEST: Any = {"model": "practice", "max_tokens": 4000}
 
@@ -37,8 +36,18 @@ def load_event_type() -> TypeAdapter[Any]:
     return TypeAdapter(RawMessageStreamEvent)
 
 
-def make_message(text: str, role: str = "user") -> Any:
-    return {"role": role, "content": text}
+def make_message(content: Any, role: str = "user") -> Any:
+    return {"role": role, "content": content}
+
+
+def make_history(*contents: Any) -> list[Any]:
+    """Return messages of the user and the assistant by turns."""
+    roles = ("user", "assistant")
+    return [make_message(each, roles[at % 2]) for at, each in enumerate(contents)]
+
+
+def make_result(call_id: str) -> Any:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": "sunny"}
 
 
 def create_message(client: "Anthropic", **params: Any) -> dict[str, Any]:
@@ -68,16 +77,8 @@ def stream_events(client: "Anthropic", **params: Any) -> list[dict[str, Any]]:
 
 def test_model_sees_the_complete_conversation(server: TestServer, client: "Anthropic") -> None:
     """The model sees every message, and the system text as instructions."""
-    body = create_message(
-        client,
-        system="Be kind.",
-        messages=[
-            make_message("One"),
-            make_message("Yes", "assistant"),
-            make_message("Two"),
-            make_message("What did I say first?"),
-        ],
-    )
+    messages = [*make_history("One", "Yes", "Two"), make_message("What did I say first?")]
+    body = create_message(client, system="Be kind.", messages=messages)
     assert body["content"] == [{"type": "text", "text": 'You said first: "One"'}]
     assert (body["stop_reason"], body["stop_sequence"]) == ("end_turn", None)
     context = server.requests[-1].context
@@ -103,14 +104,9 @@ def test_parallel_tool_calls_and_results(
     calls = [block for block in response.content if block.type == "tool_use"]
     assert [call.input for call in calls] == [{"city": "Paris"}, {"city": "Rome"}]
     assert all(call.id.startswith("toolu_") for call in calls)
-    results = [
-        {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"} for call in calls
-    ]
+    results = [make_result(call.id) for call in calls]
     replayed = [block.model_dump(exclude_none=True) for block in response.content]
-    messages += [
-        {"role": "assistant", "content": replayed},
-        {"role": "user", "content": [*results, {"type": "text", "text": ""}][:2]},
-    ]
+    messages += [make_message(replayed, "assistant"), make_message(results)]
     last: Any = client.messages.create(**params)
     assert last.content[-1].text == "get_weather says: sunny. get_weather says: sunny."
     kinds = [item["type"] for item in server.requests[-1].context or ()]
@@ -136,9 +132,9 @@ def test_streamed_message_equals_unstreamed_message(client: "Anthropic") -> None
 
 def test_thinking_is_sent_only_if_enabled(client: "Anthropic") -> None:
     """Without ``thinking`` in the request, reasoning of the model is not sent."""
-    body = create_message(client, messages=[make_message("Think about 6 * 7")])
+    body = create_message(client, messages=make_history("Think about 6 * 7"))
     assert [block["type"] for block in body["content"]] == ["text"]
-    events = stream_events(client, messages=[make_message("Think about 6 * 7")])
+    events = stream_events(client, messages=make_history("Think about 6 * 7"))
     opened = [event["content_block"]["type"] for event in events if "content_block" in event]
     assert opened == ["text"]
 
@@ -146,48 +142,34 @@ def test_thinking_is_sent_only_if_enabled(client: "Anthropic") -> None:
 def test_omitted_thinking_has_only_a_signature(client: "Anthropic") -> None:
     """With ``display`` omitted, a thinking block has an empty text and is accepted when it is sent back."""
     thinking: Any = {"type": "adaptive", "display": "omitted"}
-    params: Any = {"messages": [make_message("Hello")], "thinking": thinking}
-    body = create_message(client, **params)
-    assert body["content"][0]["thinking"] == ""
-    messages = [
-        make_message("Hello"),
-        {"role": "assistant", "content": body["content"]},
-        make_message("Bye"),
-    ]
+    content = create_message(client, messages=make_history("Hello"), thinking=thinking)["content"]
+    assert content[0]["thinking"] == ""
+    messages = make_history("Hello", content, "Bye")
     assert create_message(client, messages=messages, thinking=thinking)["stop_reason"] == "end_turn"
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"thinking": "I never thought that."},
-        {"signature": "AAAA"},
-        {"thinking": ""},
-    ],
+@for_each(
+    "damage", [{"thinking": "I never thought that."}, {"signature": "AAAA"}, {"thinking": ""}]
 )
 def test_modified_thinking_is_rejected(client: "Anthropic", damage: dict[str, str]) -> None:
     """A thinking block whose text or signature was modified is rejected."""
     import anthropic
 
-    thinking, text = create_message(client, messages=[make_message("Hello")], thinking=THINKING)[
-        "content"
-    ]
-    replayed: Any = {"role": "assistant", "content": [thinking | damage, text]}
+    body = create_message(client, messages=make_history("Hello"), thinking=THINKING)
+    thinking, text = body["content"]
+    messages = make_history("Hello", [thinking | damage, text], "Bye")
     with pytest.raises(anthropic.BadRequestError, match="Invalid `signature` in `thinking` block"):
-        client.messages.create(
-            **REQUEST, messages=[make_message("Hello"), replayed, make_message("Bye")]
-        )
+        client.messages.create(**REQUEST, messages=messages)
 
 
 def test_tool_use_requires_its_thinking_block(client: "Anthropic") -> None:
     """While thinking is enabled, the thinking block before a tool call must be sent back."""
     import anthropic
 
-    messages = [make_message("call get_weather in Rome")]
+    messages = make_history("call get_weather in Rome")
     params: Any = {**REQUEST, "messages": messages, "tools": [WEATHER], "thinking": THINKING}
     call: Any = client.messages.create(**params).content[-1]
-    result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
-    messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    messages += [make_message([call], "assistant"), make_message([make_result(call.id)])]
     with pytest.raises(anthropic.BadRequestError, match="Expected `thinking`"):
         client.messages.create(**params)
     del params["thinking"]
@@ -211,27 +193,29 @@ def test_images_and_documents_reach_the_model(server: TestServer, client: "Anthr
     ]
 
 
-@pytest.mark.parametrize(
-    ("params", "ending"),
+@for_each(
+    ("params", "reason", "sequence"),
     [
-        ({"max_tokens": 3}, ("max_tokens", None)),
-        ({"stop_sequences": ["two", "one"]}, ("stop_sequence", "one")),
-        ({"tools": [WEATHER], "tool_choice": {"type": "any"}}, ("tool_use", None)),
+        ({"max_tokens": 3}, "max_tokens", None),
+        ({"stop_sequences": ["two", "one"]}, "stop_sequence", "one"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "any"}}, "tool_use", None),
         (
             {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "get_weather"}},
-            ("tool_use", None),
+            "tool_use",
+            None,
         ),
-        ({"tools": [WEATHER], "tool_choice": {"type": "none"}}, ("end_turn", None)),
+        ({"tools": [WEATHER], "tool_choice": {"type": "none"}}, "end_turn", None),
     ],
 )
 def test_stop_reason(
-    client: "Anthropic", params: dict[str, Any], ending: tuple[str, str | None]
+    client: "Anthropic", params: dict[str, Any], reason: str, sequence: str | None
 ) -> None:
     """The stop reason is correct with and without streaming."""
-    body = create_message(client, messages=[make_message("one two three")], **params)
-    assert (body["stop_reason"], body["stop_sequence"]) == ending
-    delta = stream_events(client, messages=[make_message("one two three")], **params)[-2]["delta"]
-    assert (delta["stop_reason"], delta["stop_sequence"]) == ending
+    messages = make_history("one two three")
+    body = create_message(client, messages=messages, **params)
+    delta = stream_events(client, messages=messages, **params)[-2]["delta"]
+    for ending in (body, delta):
+        assert (ending["stop_reason"], ending["stop_sequence"]) == (reason, sequence)
 
 
 def test_refusal_has_its_own_stop_reason() -> None:
@@ -241,7 +225,7 @@ def test_refusal_has_its_own_stop_reason() -> None:
         serve(model=PracticeModel(script)) as server,
         make_anthropic(server.url) as client,
     ):
-        response: Any = client.messages.create(**REQUEST, messages=[make_message("Sing")])
+        response: Any = client.messages.create(**REQUEST, messages=make_history("Sing"))
     assert (response.content[0].text, response.stop_reason) == ("No.", "refusal")
 
 
@@ -259,50 +243,45 @@ def test_models_are_listed_in_anthropic_format(server: TestServer, client: "Anth
 
     assert [model.id for model in client.models.list()] == ["practice"]
     assert client.models.retrieve("practice").max_input_tokens == 400_000
-    raw = httpx2.get(
-        f"{server.base_url}/models", headers={"anthropic-version": "2023-06-01"}, timeout=TIMEOUT
-    )
+    with open_client(server, **{"anthropic-version": "2023-06-01"}) as http:
+        raw = http.get("/v1/models")
     anthropic.types.ModelInfo.model_validate_json(json.dumps(raw.json()["data"][0]), strict=True)
     with pytest.raises(anthropic.NotFoundError, match="model: other"):
         client.models.retrieve("other")
 
 
-FAULTS = {
-    "cut_after_events=3": ("RemoteProtocolError", "incomplete"),
-    "cut_in_event=3": ("RemoteProtocolError", "incomplete"),
-    "fail_after_events=3": ("APIStatusError", "overloaded_error"),
-    "status=429,retry_after=1": ("RateLimitError", "rate_limit_error"),
-    "status=529": ("OverloadedError", "overloaded_error"),
-    "status=500": ("InternalServerError", "api_error"),
-}
+FAULTS = [
+    ("cut_after_events=3", "RemoteProtocolError", "incomplete"),
+    ("cut_in_event=3", "RemoteProtocolError", "incomplete"),
+    ("fail_after_events=3", "APIStatusError", "overloaded_error"),
+    ("status=429,retry_after=1", "RateLimitError", "rate_limit_error"),
+    ("status=529", "OverloadedError", "overloaded_error"),
+    ("status=500", "InternalServerError", "api_error"),
+]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_apply_to_messages(server: TestServer, client: "Anthropic", fault: str) -> None:
+@for_each(("fault", "kind", "message"), FAULTS)
+def test_faults_apply_to_messages(
+    server: TestServer, client: "Anthropic", fault: str, kind: str, message: str
+) -> None:
     """A fault raises the client's matching error, and the next request succeeds."""
     import anthropic
 
     server.faults.set(fault, times=1)
-    kind, message = FAULTS[fault]
-    with pytest.raises(
-        (anthropic.APIStatusError, httpx2.RemoteProtocolError), match=message
-    ) as exc_info:
-        list(client.messages.create(**REQUEST, messages=[make_message("Hello there")], stream=True))
+    expected = (anthropic.APIStatusError, httpx2.RemoteProtocolError)
+    with pytest.raises(expected, match=message) as exc_info:
+        list(client.messages.create(**REQUEST, messages=make_history("Hello"), stream=True))
     assert type(exc_info.value).__name__ == kind
-    assert create_message(client, messages=[make_message("Hello")])["content"]
+    assert create_message(client, messages=make_history("Hello"))["content"]
 
 
 def test_fault_rejects_thinking(server: TestServer, client: "Anthropic") -> None:
     """A fault rejects thinking blocks, as if they came from another account."""
     import anthropic
 
-    content = create_message(client, messages=[make_message("Hello")], thinking=THINKING)["content"]
+    content = create_message(client, messages=make_history("Hello"), thinking=THINKING)["content"]
     server.faults.set("refuse_encrypted_reasoning")
-    messages: Any = [
-        make_message("Hello"),
-        {"role": "assistant", "content": content},
-        make_message("Bye"),
-    ]
+    messages = make_history("Hello", content, "Bye")
     with pytest.raises(anthropic.BadRequestError, match=r"messages\.1\.content\.0: Invalid `sig"):
         client.messages.create(**REQUEST, messages=messages)
 
@@ -324,11 +303,11 @@ def test_fault_omits_ids(server: TestServer, client: "Anthropic", fault: str) ->
 
 def test_faults_duplicate_and_reorder_events(server: TestServer, client: "Anthropic") -> None:
     """Faults duplicate or reorder events without losing any."""
-    expected = stream_events(client, messages=[make_message("a b c")])
+    expected = stream_events(client, messages=make_history("a b c"))
     server.faults.set("duplicate_events")
-    assert len(stream_events(client, messages=[make_message("a b c")])) == 2 * len(expected)
+    assert len(stream_events(client, messages=make_history("a b c"))) == 2 * len(expected)
     server.faults.clear()
     server.faults.set("reorder_events")
-    mixed = stream_events(client, messages=[make_message("a b c")])
+    mixed = stream_events(client, messages=make_history("a b c"))
     assert [event["type"] for event in mixed[:2]] == ["ping", "message_start"]
     assert len(mixed) == len(expected)
