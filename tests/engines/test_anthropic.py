@@ -14,7 +14,9 @@ from engines.fake_server import (
     json_response,
     serve_handler,
 )
+from engines.runs import collect_events
 from for_each import for_each
+from kedge import errors
 from kedge.compaction.base import context_tokens
 from kedge.engines import AnthropicEngine
 from kedge.engines import Request as Asked
@@ -27,17 +29,7 @@ from kedge.engines.anthropic import (
     render_messages,
 )
 from kedge.engines.param_rules import map_params
-from kedge.errors import (
-    AnswerIncomplete,
-    EngineError,
-    NotAuthorized,
-    RateLimited,
-    RequestRefused,
-    ServerFailed,
-    Unreachable,
-    UnsupportedBlock,
-    UnsupportedParameter,
-)
+from kedge.errors import AnswerIncomplete, Unreachable, UnsupportedBlock, UnsupportedParameter
 from kedge.events import AnthropicDecoder, ResponseCompleted, Usage
 from kedge.events.run import Healed
 from kedge.planning import plan_request
@@ -63,6 +55,7 @@ from kedge.turns import (
     user,
 )
 
+FREE_CALL = tool_call("f", "text", call_id="c", custom=True)
 KEY = "sk-ant-planted-in-this-test"
 REASONING = {"reasoning": {"effort": "low"}}
 ANSWER = {
@@ -84,6 +77,11 @@ def open_engine(url: str, model: str = "m", **settings: Any) -> AnthropicEngine:
 def text_block(value: str) -> dict[str, Any]:
     """Return a text block."""
     return {"type": "text", "text": value}
+
+
+def tool_use(call_id: str, name: str, **arguments: Any) -> dict[str, Any]:
+    """Return a tool call."""
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
 def render_blocks(*blocks: Block) -> list[dict[str, Any]]:
@@ -114,8 +112,8 @@ def test_roles_alternate_and_results_come_first() -> None:
             "role": "assistant",
             "content": [
                 text_block("Let me see."),
-                {"type": "tool_use", "id": "c1", "name": "roll", "input": {"sides": 6}},
-                {"type": "tool_use", "id": "c2", "name": "now", "input": {}},
+                tool_use("c1", "roll", sides=6),
+                tool_use("c2", "now"),
             ],
         },
         {
@@ -132,48 +130,46 @@ def test_roles_alternate_and_results_come_first() -> None:
     ]
 
 
+def encode(media_type: str, data: bytes) -> dict[str, Any]:
+    """Return the source of some data."""
+    return {"type": "base64", "media_type": media_type, "data": base64.b64encode(data).decode()}
+
+
+WORDS = {"type": "text", "media_type": "text/plain", "data": "words"}
+SEARCH_RESULT = {"type": "search_result", "source": "s"}
+PARTS: list[tuple[Any, dict[str, Any]]] = [
+    ("Look:", text_block("Look:")),
+    (
+        image("https://x/y.png"),
+        {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}},
+    ),
+    (image(b"png"), {"type": "image", "source": encode("image/png", b"png")}),
+    (ImagePart(file_id="f1"), {"type": "image", "source": {"type": "file", "file_id": "f1"}}),
+    (
+        file(b"pdf", filename="a.pdf"),
+        {"type": "document", "source": encode("application/pdf", b"pdf"), "title": "a.pdf"},
+    ),
+    (
+        file(b"words", media_type="text/csv"),
+        {"type": "document", "source": WORDS, "title": "file.csv"},
+    ),
+    (
+        file("https://x/b.pdf"),
+        {"type": "document", "source": {"type": "url", "url": "https://x/b.pdf"}},
+    ),
+    (FilePart(file_id="f2"), {"type": "document", "source": {"type": "file", "file_id": "f2"}}),
+    (OpaquePart(FrozenMap(SEARCH_RESULT)), SEARCH_RESULT),
+]
+
+
 def test_images_and_files_become_blocks_also_in_results() -> None:
     """Images and files are sent by URL, by id or as data, and a text file as its text."""
-    png = base64.b64encode(b"png").decode()
-    content = [
-        "Look:",
-        image("https://x/y.png"),
-        image(b"png"),
-        ImagePart(file_id="file_1"),
-        file(b"pdf", filename="a.pdf"),
-        file(b"words", media_type="text/csv"),
-        file("https://x/b.pdf"),
-        FilePart(file_id="file_2"),
-        OpaquePart(FrozenMap({"type": "search_result", "source": "s"})),
-    ]
-    expected = [
-        text_block("Look:"),
-        {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}},
-        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png}},
-        {"type": "image", "source": {"type": "file", "file_id": "file_1"}},
-        {
-            "type": "document",
-            "source": {
-                "type": "base64",
-                "media_type": "application/pdf",
-                "data": base64.b64encode(b"pdf").decode(),
-            },
-            "title": "a.pdf",
-        },
-        {
-            "type": "document",
-            "source": {"type": "text", "media_type": "text/plain", "data": "words"},
-            "title": "file.csv",
-        },
-        {"type": "document", "source": {"type": "url", "url": "https://x/b.pdf"}},
-        {"type": "document", "source": {"type": "file", "file_id": "file_2"}},
-        {"type": "search_result", "source": "s"},
-    ]
+    content = [part for part, _ in PARTS]
+    expected = [rendered for _, rendered in PARTS]
     (message,) = render_blocks(user(content))
     assert message["content"] == expected
-    *_, received = render_blocks(
-        user("x"), tool_call("f", "{}", call_id="c"), tool_result("c", content)
-    )
+    call = tool_call("f", "{}", call_id="c")
+    *_, received = render_blocks(user("x"), call, tool_result("c", content))
     assert received["content"][0]["content"] == expected
 
 
@@ -195,11 +191,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
             "its arguments are not a JSON object; correct the arguments",
         ),
         (
-            [
-                user("x"),
-                tool_call("f", "text", call_id="c", custom=True),
-                tool_result("c", "1", custom=True),
-            ],
+            [user("x"), FREE_CALL, tool_result("c", "1", custom=True)],
             "its arguments are not a JSON object",
         ),
         ([user([FilePart(data="data:text/plain;base64,!")])], "cannot be decoded"),
@@ -219,24 +211,12 @@ def test_unsupported_content_names_the_block_and_what_to_do(
 
 def test_unsupported_call_ids_are_replaced() -> None:
     """Call ids with invalid characters and call ids used twice are replaced by valid, unique ones."""
-    rendered = render_blocks(
-        user("x"),
-        tool_call("f", "{}", call_id="functions.f:0"),
-        tool_result("functions.f:0", "1"),
-        tool_call("f", "{}", call_id="call_0"),
-        tool_result("call_0", "2"),
-        tool_call("f", "{}", call_id="call_0"),
-        tool_result("call_0", "3"),
-    )
-    reported = [
-        part["id"] for each in rendered for part in each["content"] if part["type"] == "tool_use"
-    ]
-    received = [
-        part["tool_use_id"]
-        for each in rendered
-        for part in each["content"]
-        if part["type"] == "tool_result"
-    ]
+    blocks: list[Block] = [user("x")]
+    for call_id in ("functions.f:0", "call_0", "call_0"):
+        blocks += [tool_call("f", "{}", call_id=call_id), tool_result(call_id, "1")]
+    parts = [part for each in render_blocks(*blocks) for part in each["content"]]
+    reported = [part["id"] for part in parts if part["type"] == "tool_use"]
+    received = [part["tool_use_id"] for part in parts if part["type"] == "tool_result"]
     assert reported == received
     assert len(set(reported)) == 3
     assert reported[1] == "call_0"
@@ -247,9 +227,8 @@ def test_api_specific_members_are_resent_unchanged() -> None:
     """Blocks of the provider's own tools, citations, and the caller of a tool are sent unchanged."""
     search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"q": "k"}}
     result = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
-    cited = TextPart(
-        "A kedge.", extra=FrozenMap({"citations": [{"type": "x", "encrypted_index": "i"}]})
-    )
+    citations = {"citations": [{"type": "x", "encrypted_index": "i"}]}
+    cited = TextPart("A kedge.", extra=FrozenMap(citations))
     caller = {"caller": {"type": "code_execution_20260120", "tool_id": "srv_0"}}
     call = tool_call("f", "{}", call_id="c", extra={"item": {"anthropic": caller}})
     _, reported, _ = render_blocks(
@@ -258,8 +237,8 @@ def test_api_specific_members_are_resent_unchanged() -> None:
     assert reported["content"] == [
         search,
         result,
-        {**text_block("A kedge."), "citations": [{"type": "x", "encrypted_index": "i"}]},
-        {"type": "tool_use", "id": "c", "name": "f", "input": {}, **caller},
+        {**text_block("A kedge."), **citations},
+        {**tool_use("c", "f"), **caller},
     ]
 
 
@@ -267,12 +246,9 @@ def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
     """Function tools are translated, native tools are sent unchanged, and free-form tools are rejected."""
     schema = {"type": "object", "properties": {}}
     definition = {"type": "function", "name": "f", "description": "d", "parameters": schema}
-    assert map_tool({**definition, "strict": False}) == {
-        "name": "f",
-        "description": "d",
-        "input_schema": schema,
-    }
-    assert map_tool({**definition, "strict": True})["strict"] is True
+    expected = {"name": "f", "description": "d", "input_schema": schema}
+    assert map_tool({**definition, "strict": False}) == expected
+    assert map_tool({**definition, "strict": True}) == {**expected, "strict": True}
     assert map_tool({"type": "function", "name": "f"})["input_schema"] == {"type": "object"}
     native = {"type": "web_search_20260101", "name": "web_search"}
     assert map_tool(native) == native
@@ -398,18 +374,18 @@ def error_body(kind: str, message: str) -> dict[str, Any]:
 @for_each(
     ("status", "kind", "expected"),
     [
-        (400, "invalid_request_error", RequestRefused),
-        (401, "authentication_error", NotAuthorized),
-        (403, "permission_error", NotAuthorized),
-        (404, "not_found_error", RequestRefused),
-        (413, "request_too_large", RequestRefused),
-        (429, "rate_limit_error", RateLimited),
-        (500, "api_error", ServerFailed),
-        (529, "overloaded_error", ServerFailed),
+        (400, "invalid_request_error", errors.RequestRefused),
+        (401, "authentication_error", errors.NotAuthorized),
+        (403, "permission_error", errors.NotAuthorized),
+        (404, "not_found_error", errors.RequestRefused),
+        (413, "request_too_large", errors.RequestRefused),
+        (429, "rate_limit_error", errors.RateLimited),
+        (500, "api_error", errors.ServerFailed),
+        (529, "overloaded_error", errors.ServerFailed),
     ],
 )
 async def test_http_errors_are_mapped_to_engine_errors(
-    status: int, kind: str, expected: type[EngineError]
+    status: int, kind: str, expected: type[errors.EngineError]
 ) -> None:
     """An error has its class, status, code, request id and retry delay, and never the key."""
     rejected = json_response(error_body(kind, f"no, {KEY}"), status)
@@ -474,17 +450,12 @@ async def test_a_rejected_signature_is_healed_once_without_reasoning(server: Tes
     """When the server rejects a signature, the Turn is sent without reasoning, and an event reports it."""
     async with open_engine(server.url, "practice", params=REASONING) as engine:
         turn = (await engine.run(Turn([user("What is 2+3?")]))).append(user("Sure?"))
-    rejected = json_response(
-        error_body(
-            "invalid_request_error", "messages.1.content.0: Invalid `signature` in `thinking` block"
-        ),
-        400,
-    )
+    message = "messages.1.content.0: Invalid `signature` in `thinking` block"
+    rejected = json_response(error_body("invalid_request_error", message), 400)
     other_server = RecordingServer(rejected, json_response(ANSWER))
     with serve_handler(other_server.handle) as url:
-        other = open_engine(url, "practice", scope=engine.scope)
-        async with other, other.stream(turn) as stream:
-            events = [event async for event in stream]
+        async with open_engine(url, "practice", scope=engine.scope) as other:
+            _, events = await collect_events(other, turn)
     assert Healed("reasoning") in events
     before, after = (
         [p["type"] for p in body["messages"][1]["content"]] for body in other_server.bodies
@@ -497,7 +468,7 @@ async def test_redacted_reasoning_and_tool_rounds_are_resent_in_order() -> None:
     content = [
         {"type": "redacted_thinking", "data": "sealed"},
         {"type": "thinking", "thinking": "", "signature": "sig"},
-        {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}},
+        tool_use("toolu_1", "f", a=1),
     ]
     answer = json_response({**ANSWER, "content": content, "stop_reason": "tool_use"})
     _, sent = await continue_answer(answer, tool_result("toolu_1", "done"), api="anthropic")
@@ -593,17 +564,13 @@ async def test_an_unknown_stop_reason_keeps_what_arrived(reason: str) -> None:
 
 async def test_usage_has_the_tokens_of_all_iterations() -> None:
     """Compactions and advisors are counted, and the size of the context is that after the last run."""
+    counts = {"input_tokens": 100, "output_tokens": 20}
     iterations = [
         {"type": "compaction", "input_tokens": 50_000, "output_tokens": 900},
-        {
-            "type": "message",
-            "input_tokens": 100,
-            "output_tokens": 20,
-            "cache_read_input_tokens": 80,
-        },
+        {"type": "message", **counts, "cache_read_input_tokens": 80},
         {"type": "advisor_message", "input_tokens": 3_000, "output_tokens": 40, "model": "other"},
     ]
-    usage = {"input_tokens": 100, "output_tokens": 20, "iterations": iterations}
+    usage = {**counts, "iterations": iterations}
     with serve_handler(serve_messages({**ANSWER, "usage": usage}).handle) as url:
         reply = await open_engine(url).ask(TURN)
     assert reply.usage == Usage(53_180, 80, 960, 0, 54_140)

@@ -22,7 +22,6 @@ from kedge.engines import Request as Asked
 from kedge.engines.chat_completions import build_param_rules, map_tool, render_messages
 from kedge.engines.param_rules import map_params
 from kedge.errors import RequestRefused, Unreachable, UnsupportedBlock, UnsupportedParameter
-from kedge.events import ChatDecoder, ItemCompleted
 from kedge.events.run import Healed, ModeChanged
 from kedge.planning import ConversationState, get_state, plan_request, set_state
 from kedge.providers import connect
@@ -49,12 +48,33 @@ from kedge.turns import (
 )
 
 AUDIO = {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}
+OPEN = tool_call("f", "{}", call_id="c")
 PNG = "data:image/png;base64,aGk="
 ANSWER = {
     "id": "chatcmpl-1",
     "choices": [{"message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
 }
+
+
+def function_call(name: str = "f", arguments: str = "{}", call_id: str = "c1") -> dict[str, Any]:
+    """Return a call in a message."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def complete(message: dict[str, Any], reason: str = "stop") -> Response:
+    """Return a completion with this message."""
+    choices = [{"index": 0, "message": message, "finish_reason": reason}]
+    return json_response({"id": "chatcmpl-2", "choices": choices})
+
+
+def stream_deltas(*deltas: dict[str, Any], reason: str = "stop") -> Response:
+    """Return a stream of these deltas."""
+    choices: list[Any] = [{"index": 0, "delta": each} for each in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": reason})
+    lines = (f"data: {json.dumps({'id': 'chatcmpl-1', 'choices': [each]})}\n\n" for each in choices)
+    return Response("".join(lines) + "data: [DONE]\n\n", media_type="text/event-stream")
 
 
 def render_blocks(*blocks: Block) -> list[dict[str, Any]]:
@@ -84,11 +104,7 @@ def test_each_kind_of_block_becomes_a_message() -> None:
             "role": "assistant",
             "content": "Let me see.",
             "tool_calls": [
-                {
-                    "id": "c1",
-                    "type": "function",
-                    "function": {"name": "roll", "arguments": '{"sides":6}'},
-                },
+                function_call("roll", '{"sides":6}'),
                 {"id": "c2", "type": "custom", "custom": {"name": "apply", "input": "patch"}},
             ],
         },
@@ -102,26 +118,21 @@ def test_each_kind_of_block_becomes_a_message() -> None:
 
 def test_images_and_files_become_parts() -> None:
     """Images and files are sent by URL or as data, with a detail only if it is not the default."""
-    (message,) = render_blocks(
-        user(
-            [
-                "Look:",
-                image("https://x/y.png"),
-                image(b"hi", detail="low"),
-                file(b"pdf", filename="a.pdf"),
-                FilePart(file_id="file-1"),
-                OpaquePart(FrozenMap(AUDIO)),
-            ]
-        )
-    )
+    parts = [
+        "Look:",
+        image("https://x/y.png"),
+        image(b"hi", detail="low"),
+        file(b"pdf", filename="a.pdf"),
+        FilePart(file_id="file-1"),
+        OpaquePart(FrozenMap(AUDIO)),
+    ]
+    data = {"file_data": "data:application/pdf;base64,cGRm", "filename": "a.pdf"}
+    (message,) = render_blocks(user(parts))
     assert message["content"] == [
         {"type": "text", "text": "Look:"},
         {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
         {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}},
-        {
-            "type": "file",
-            "file": {"file_data": "data:application/pdf;base64,cGRm", "filename": "a.pdf"},
-        },
+        {"type": "file", "file": data},
         {"type": "file", "file": {"file_id": "file-1"}},
         AUDIO,
     ]
@@ -134,18 +145,12 @@ def test_images_and_files_become_parts() -> None:
         ([user([file("https://x/a.pdf")])], "pass the file data"),
         ([user([OpaquePart(FrozenMap(type="input_video"))])], "remove that part"),
         (
-            [user("x"), tool_call("f", "{}", call_id="c"), tool_result("c", [image(b"hi")])],
+            [user("x"), OPEN, tool_result("c", [image(b"hi")])],
             "this API accepts only text in results; put it into a user block",
         ),
         ([user("x"), opaque({"type": "web_search_call", "id": "ws"})], "opaque web_search_call"),
         (
-            [
-                tool_call("f", "{}", call_id="c"),
-                user("x"),
-                assistant("Meanwhile"),
-                user("y"),
-                tool_result("c", "1"),
-            ],
+            [OPEN, user("x"), assistant("Meanwhile"), user("y"), tool_result("c", "1")],
             "the result of c comes later; move the result directly after its call",
         ),
     ],
@@ -162,13 +167,8 @@ def test_unsupported_content_names_the_block_and_what_to_do(
 
 def test_text_between_a_call_and_its_result_is_moved() -> None:
     """A user block between a call and its result is sent after the result."""
-    roles = [
-        each["role"]
-        for each in render_blocks(
-            tool_call("f", "{}", call_id="c"), user("Hurry"), tool_result("c", "1"), user("Well?")
-        )
-    ]
-    assert roles == ["assistant", "tool", "user", "user"]
+    sent = render_blocks(OPEN, user("Hurry"), tool_result("c", "1"), user("Well?"))
+    assert [each["role"] for each in sent] == ["assistant", "tool", "user", "user"]
 
 
 def test_text_after_a_call_is_in_the_same_message() -> None:
@@ -226,6 +226,13 @@ def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
         assert map_tool(native) == native
 
 
+NAMED = {"type": "function", "name": "f"}
+NAMED_HERE = {"type": "function", "function": {"name": "f"}}
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}
+ALLOWED_HERE = {"mode": "auto", "tools": [NAMED_HERE]}
+SCHEMA = {"name": "n", "schema": {"type": "object"}, "strict": True}
+
+
 @for_each(
     ("params", "expected"),
     [
@@ -233,67 +240,35 @@ def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
             {"max_output_tokens": 5, "temperature": 0, "top_p": 0.5},
             {"max_tokens": 5, "temperature": 0, "top_p": 0.5},
         ),
-        ({"tool_choice": "required"}, {"tool_choice": "required"}),
-        (
-            {"tool_choice": {"type": "function", "name": "f"}},
-            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        *(
+            (params, params)
+            for params in (
+                {"tool_choice": "required"},
+                {"parallel_tool_calls": False},
+                {"stop": ["x"], "metadata": {"a": "b"}, "user": "u"},
+                {"store": True},
+                {"seed": 7, "tomorrow": {"x": 1}, "max_tokens": 3},
+            )
         ),
+        ({"tool_choice": NAMED}, {"tool_choice": NAMED_HERE}),
         (
-            {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "mode": "auto",
-                    "tools": [{"type": "function", "name": "f"}],
-                }
-            },
-            {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {
-                        "mode": "auto",
-                        "tools": [{"type": "function", "function": {"name": "f"}}],
-                    },
-                }
-            },
+            {"tool_choice": ALLOWED},
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": ALLOWED_HERE}},
         ),
-        ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
         ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {"verbosity": "low"}),
         (
             {"text": {"format": {"type": "json_object"}}},
             {"response_format": {"type": "json_object"}},
         ),
         (
-            {
-                "text": {
-                    "format": {
-                        "type": "json_schema",
-                        "name": "n",
-                        "schema": {"type": "object"},
-                        "strict": True,
-                    }
-                }
-            },
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True},
-                }
-            },
+            {"text": {"format": {"type": "json_schema", **SCHEMA}}},
+            {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
         ),
         ({"reasoning": {"effort": "low", "summary": None}}, {"reasoning_effort": "low"}),
-        (
-            {"stop": ["x"], "metadata": {"a": "b"}, "user": "u"},
-            {"stop": ["x"], "metadata": {"a": "b"}, "user": "u"},
-        ),
         ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 2}),
         ({"top_logprobs": 0}, {}),
         ({"include": ["message.output_text.logprobs"]}, {"logprobs": True}),
         ({"store": False, "truncation": "disabled", "background": False, "include": []}, {}),
-        ({"store": True}, {"store": True}),
-        (
-            {"seed": 7, "tomorrow": {"x": 1}, "max_tokens": 3},
-            {"seed": 7, "tomorrow": {"x": 1}, "max_tokens": 3},
-        ),
         ({"temperature": None}, {}),
     ],
 )
@@ -383,14 +358,10 @@ async def test_another_mode_than_stateless_is_reported_as_changed(
     settings = {"mode": mode} if is_setting else {}
     turn = Turn([user("x")])
     turn = turn if is_setting else set_state(turn, ConversationState(mode))
-    async with (
-        connect_to(json_response(ANSWER), "chat", **settings) as engine,
-        engine.stream(turn) as stream,
-    ):
-        events = [event async for event in stream]
+    async with connect_to(json_response(ANSWER), "chat", **settings) as engine:
+        plan = engine.plan(turn)
+        _, events = await collect_events(engine, turn)
     assert events[0] == ModeChanged("stateless", mode, "stateless_api")
-    plan = stream.plan
-    assert plan is not None
     assert (plan.mode, plan.anchor, plan.delta) == ("stateless", None, turn.blocks)
 
 
@@ -427,27 +398,25 @@ async def test_a_stateless_answer_is_recorded_without_an_anchor() -> None:
     assert (record.response_id, record.stored, record.expires_at) == ("chatcmpl-1", False, None)
 
 
-REASONING_ANSWER = {
-    "id": "chatcmpl-2",
-    "choices": [
-        {
-            "message": {
-                "role": "assistant",
-                "content": "Let me see.",
-                "reasoning_content": "I need the tool.",
-                "tool_calls": [
-                    {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-                ],
-            },
-            "finish_reason": "tool_calls",
-        }
-    ],
-}
+REASONING_ANSWER = complete(
+    {
+        "role": "assistant",
+        "content": "Let me see.",
+        "reasoning_content": "I need the tool.",
+        "tool_calls": [function_call()],
+    },
+    "tool_calls",
+)
+
+
+def refuse(message: str) -> Response:
+    """Return a rejection with this message."""
+    return json_response({"error": {"message": message}}, 400)
 
 
 async def test_reasoning_is_resent_where_required_while_its_prefix_is_unchanged() -> None:
     """Reasoning is sent with its message; after an edit it is left out, and the plan reports it."""
-    server = RecordingServer(json_response(REASONING_ANSWER), json_response(ANSWER))
+    server = RecordingServer(REASONING_ANSWER, json_response(ANSWER))
     async with connect_to(server.handle, "chat", replay_reasoning=True) as engine:
         turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
         assert engine.plan(turn).left_out == ()
@@ -464,11 +433,8 @@ async def test_reasoning_is_resent_where_required_while_its_prefix_is_unchanged(
 
 async def test_required_reasoning_is_sent_after_the_first_rejection() -> None:
     """DeepSeek and Kimi require reasoning between calls: the request is healed once, with an event."""
-    error = {"error": {"message": "Missing reasoning_content in the assistant message"}}
-    rejected = json_response(error, 400)
-    server = RecordingServer(
-        json_response(REASONING_ANSWER), rejected, rejected, json_response(ANSWER)
-    )
+    rejected = refuse("Missing reasoning_content in the assistant message")
+    server = RecordingServer(REASONING_ANSWER, rejected, rejected, json_response(ANSWER))
     async with connect_to(server.handle, "chat") as engine:
         turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
         with pytest.raises(RequestRefused, match="Missing reasoning_content"):
@@ -482,11 +448,8 @@ async def test_required_reasoning_is_sent_after_the_first_rejection() -> None:
 
 async def test_rejected_reasoning_is_left_out() -> None:
     """Older models reject reasoning, so it is left out; a second rejection is an error."""
-    error = {"error": {"message": "reasoning_content is not allowed in messages"}}
-    rejected = json_response(error, 400)
-    server = RecordingServer(
-        json_response(REASONING_ANSWER), rejected, json_response(ANSWER), rejected
-    )
+    rejected = refuse("reasoning_content is not allowed in messages")
+    server = RecordingServer(REASONING_ANSWER, rejected, json_response(ANSWER), rejected)
     async with connect_to(server.handle, "chat", replay_reasoning=True) as engine:
         turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))
         assert len(await engine.run(turn)) == 6
@@ -509,9 +472,8 @@ def test_blocks_convert_to_messages_and_back() -> None:
         ]
     )
     messages = messages_from_blocks(turn)
-    assert [message["role"] for message in messages] == [
-        "system", "user", "assistant", "tool", "assistant"
-    ]  # fmt: skip
+    roles = [message["role"] for message in messages]
+    assert roles == ["system", "user", "assistant", "tool", "assistant"]
     kept = [block for block in turn if block.kind != "reasoning"]
     assert blocks_from_messages(messages) == kept
     assert messages_from_blocks(kept) == messages
@@ -523,7 +485,7 @@ DETAILS = [
 ]
 CITATION = {"type": "url_citation", "url_citation": {"url": "https://a.example", "title": "A"}}
 SIGNED = {"google": {"thought_signature": "signed"}}
-CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALL = function_call()
 NATIVE = {
     "role": "assistant",
     "content": "Yes.",
@@ -537,41 +499,24 @@ NATIVE = {
 """A message with what only some servers have."""
 
 
-def stream_message(message: dict[str, Any]) -> str:
-    """Return a stream of a message in small pieces, as OpenRouter sends it."""
-    first, second = message["reasoning_details"]
-    deltas: list[dict[str, Any]] = [
-        {
-            "reasoning": "Let me",
-            "reasoning_details": [{**first, "text": "Let me", "signature": None}],
-        },
-        {
-            "reasoning": " see.",
-            "reasoning_details": [{**first, "text": " see.", "signature": None}],
-        },
-        {"reasoning_details": [{**first, "text": ""}]},
-        {"reasoning_details": [second]},
-        {"content": "Yes.", "annotations": message["annotations"]},
-        {"thought_signature": "signed", "executed_tools": message["executed_tools"]},
-        {"tool_calls": [{**message["tool_calls"][0], "index": 0}]},
-    ]
-    chunks = [{"id": "chatcmpl-1", "choices": [{"index": 0, "delta": each}]} for each in deltas]
-    chunks.append({"id": "chatcmpl-1", "choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
-    return "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + "data: [DONE]\n\n"
-
-
-def answer_natively(*, streaming: bool) -> Response:
-    """Return the native message, as a stream if one is requested."""
-    if streaming:
-        return Response(stream_message(NATIVE), media_type="text/event-stream")
-    choices = [{"index": 0, "message": NATIVE, "finish_reason": "tool_calls"}]
-    return json_response({"id": "chatcmpl-1", "choices": choices})
+FIRST, SECOND = DETAILS
+NATIVE_DELTAS: list[dict[str, Any]] = [
+    {"reasoning": "Let me", "reasoning_details": [{**FIRST, "text": "Let me", "signature": None}]},
+    {"reasoning": " see.", "reasoning_details": [{**FIRST, "text": " see.", "signature": None}]},
+    {"reasoning_details": [{**FIRST, "text": ""}]},
+    {"reasoning_details": [SECOND]},
+    {"content": "Yes.", "annotations": [CITATION]},
+    {"thought_signature": "signed", "executed_tools": NATIVE["executed_tools"]},
+    {"tool_calls": [{**CALL, "extra_content": SIGNED, "index": 0}]},
+]
+"""The message in small pieces, as OpenRouter sends it."""
 
 
 @for_each("streaming", [False, True])
 async def test_what_only_some_servers_send_is_stored_and_sent_back(streaming: bool) -> None:
     """Citations, reasoning details and signatures are sent as they came; the log of hosted tools is not."""
-    answer = answer_natively(streaming=streaming)
+    streamed = stream_deltas(*NATIVE_DELTAS, reason="tool_calls")
+    answer = streamed if streaming else complete(NATIVE, "tool_calls")
     turn, sent = await continue_answer(answer, tool_result("c1", "done"), streaming=streaming)
     ignored = ("reasoning", "executed_tools")
     assert sent == {name: value for name, value in NATIVE.items() if name not in ignored}
@@ -589,22 +534,21 @@ async def test_what_only_some_servers_send_is_stored_and_sent_back(streaming: bo
 async def test_what_only_one_server_has_is_not_sent_to_another() -> None:
     """Another server, and an edited history, get the plain message: signatures would be rejected or wrong."""
     plain = {"role": "assistant", "content": "Yes.", "tool_calls": [CALL]}
-    servers = [RecordingServer(answer_natively(streaming=False)) for _ in range(2)]
+    first, second = (RecordingServer(complete(NATIVE, "tool_calls")) for _ in range(2))
     async with (
-        connect_to(servers[0].handle, "chat") as engine,
-        connect_to(servers[1].handle, "chat") as other,
+        connect_to(first.handle, "chat") as engine,
+        connect_to(second.handle, "chat") as other,
     ):
         turn = (await engine.run(TURN)).append(tool_result("c1", "done"))
         await other.run(turn)
         await engine.run(turn.edit(turn.blocks[0].id, user("Another question")))
-    assert servers[1].bodies[0]["messages"][1] == servers[0].bodies[1]["messages"][1] == plain
+    assert second.bodies[0]["messages"][1] == first.bodies[1]["messages"][1] == plain
 
 
 async def test_a_signature_without_text_is_stored_with_the_call() -> None:
     """A message that consists of a call keeps the members of the message with the call."""
     message = {"role": "assistant", "extra_content": SIGNED, "tool_calls": [CALL]}
-    completion = {"id": "g", "choices": [{"message": message, "finish_reason": "tool_calls"}]}
-    _, sent = await continue_answer(json_response(completion), tool_result("c1", "done"))
+    _, sent = await continue_answer(complete(message, "tool_calls"), tool_result("c1", "done"))
     assert sent == message
 
 
@@ -612,36 +556,26 @@ async def test_an_answer_without_text_keeps_its_audio() -> None:
     """The audio of an answer is stored with an empty message, and the next request refers to it."""
     audio = {"id": "audio_1", "data": "aGk=", "transcript": "Hi."}
     message = {"role": "assistant", "content": None, "audio": audio}
-    completion = {"id": "g", "choices": [{"message": message, "finish_reason": "stop"}]}
-    turn, sent = await continue_answer(json_response(completion), user("Again"))
+    turn, sent = await continue_answer(complete(message), user("Again"))
     assert turn.blocks[-1].extra["item"]["chat_message"] == {"audio": audio}
     assert sent["audio"] == {"id": "audio_1"}
 
 
-def test_audio_is_streamed_in_pieces() -> None:
+async def test_audio_is_streamed_in_pieces() -> None:
     """The pieces of streamed audio are joined, and its id is not repeated."""
-    pieces = [
-        {"id": "a", "transcript": "Hi"},
-        {"id": "a", "data": "aG"},
-        {"data": "k=", "transcript": "."},
-    ]
-    decoder = ChatDecoder()
-    stream = "".join(
-        f"data: {json.dumps({'id': 'g', 'choices': [{'delta': {'audio': piece}}]})}\n\n"
-        for piece in pieces
+    answer = stream_deltas(
+        {"audio": {"id": "a", "transcript": "Hi"}},
+        {"audio": {"id": "a", "data": "aG"}},
+        {"audio": {"data": "k=", "transcript": "."}},
     )
-    events = [*decoder.feed(stream.encode()), *decoder.feed(b"data: [DONE]\n\n"), *decoder.close()]
-    (item,) = [event.item for event in events if isinstance(event, ItemCompleted)]
-    assert item["chat_message"]["audio"] == {"id": "a", "transcript": "Hi.", "data": "aGk="}
+    turn, _ = await continue_answer(answer, user("Again"), streaming=True)
+    audio = turn.blocks[-1].extra["item"]["chat_message"]["audio"]
+    assert audio == {"id": "a", "transcript": "Hi.", "data": "aGk="}
 
 
 async def test_reasoning_details_after_the_answer_are_sent_back() -> None:
     """Gemini signs an answer at its end; the details then belong to the message."""
     late = {"type": "reasoning.encrypted", "data": "late", "index": 0}
-    deltas: list[dict[str, Any]] = [{"content": "Yes."}, {"reasoning_details": [late]}]
-    chunks = [{"id": "g", "choices": [{"index": 0, "delta": each}]} for each in deltas]
-    chunks.append({"id": "g", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    stream = "".join(f"data: {json.dumps(each)}\n\n" for each in chunks)
-    answer = Response(stream, media_type="text/event-stream")
+    answer = stream_deltas({"content": "Yes."}, {"reasoning_details": [late]})
     _, sent = await continue_answer(answer, user("And?"), streaming=True)
     assert sent == {"role": "assistant", "content": "Yes.", "reasoning_details": [late]}
