@@ -184,3 +184,10 @@ def test_secrets_are_masked() -> None:
         assert "planted" not in shown
         assert "word'" not in shown
         assert "h" in shown
+
+
+@for_each("separator", ["/", "?", "#"])
+def test_no_part_of_an_unescaped_password_is_shown(separator: str) -> None:
+    """An address with such a password is a mistake, which must not show it."""
+    address = f"postgresql://ada:planted{separator}pass@db:5432/kedge?sslmode=require"
+    assert mask_url(address) == "postgresql://ada:…@db:5432/kedge?sslmode=require"

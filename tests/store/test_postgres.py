@@ -48,15 +48,21 @@ async def test_wrong_password_is_not_in_the_error(own_server: PostgresServer) ->
 
 
 async def test_no_server_is_unreachable() -> None:
-    """A refused connection is retryable; its message has no password, also not a part of one before a slash."""
+    """A refused connection is retryable; its message has no password."""
     with pytest.raises(
         StoreUnreachable, match=r"//127\.0\.0\.1:1/kedge: .*is it running"
     ) as exc_info:
         await open_store("postgresql://me:secret@127.0.0.1:1/kedge")
     assert exc_info.value.retryable
     assert "secret" not in str(exc_info.value)
+
+
+@pytest.mark.parametrize("separator", ["/", "/?", "/#"])
+async def test_no_part_of_an_unescaped_password_is_in_the_error(separator: str) -> None:
+    """A slash that is not escaped ends the host, so that the rest of the password is a path, a query or a fragment."""
+    address = f"postgresql://me:1234{separator}secret@127.0.0.1:1/kedge"
     with pytest.raises(StoreError) as exc_info:
-        await open_store("postgresql://me:1234/secret@127.0.0.1:1/kedge", wait_seconds=0.5)
+        await open_store(address, wait_seconds=0.5)
     assert "1234" not in str(exc_info.value)
     assert "secret" not in str(exc_info.value)
 

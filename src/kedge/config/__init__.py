@@ -306,5 +306,7 @@ def mask(secret: str) -> str:
 
 def mask_url(url: str) -> str:
     """Return an address with its password masked."""
+    # Also a password with /, ? or # that is not escaped.
+    url = re.sub(r"(?i)(postgres(?:ql)?://[^/@:]*):\S*@", r"\1:…@", url)
     url = re.sub(r"(?<=://)([^/@:]*):[^/?#\s]*@", r"\1:…@", url)
     return re.sub(r"(?i)((?:^|[\s?&])[a-z_]*password=)('[^']*'|[^&\s]*)", r"\1…", url)

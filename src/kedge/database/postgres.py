@@ -323,7 +323,8 @@ class PostgresDatabase(Database):
     def _safe_url(self) -> str:
         """Return the address without user, password and options."""
         parts = urlsplit(self._url)
-        if "@" in parts.path:  # after a password with a slash that is not escaped
+        # After a password with /, ? or # that is not escaped.
+        if "@" in parts.path + parts.query + parts.fragment:
             return "postgresql://…"
         return f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
