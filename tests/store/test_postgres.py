@@ -57,7 +57,7 @@ async def test_no_server_is_unreachable() -> None:
     assert "secret" not in str(exc_info.value)
 
 
-@pytest.mark.parametrize("separator", ["/", "/?", "/#"])
+@pytest.mark.parametrize("separator", ["/", "/x?", "/x#"])
 async def test_no_part_of_an_unescaped_password_is_in_the_error(separator: str) -> None:
     """A slash that is not escaped ends the host, so that the rest of the password is a path, a query or a fragment."""
     address = f"postgresql://me:1234{separator}secret@127.0.0.1:1/kedge"
