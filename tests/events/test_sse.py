@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from for_each import for_each
 from kedge.errors import StreamTooLarge
-from kedge.events.sse import MAX_GAPS, WINDOW_SIZE, SequenceChecker, SSEDecoder, SSEMessage
+from kedge.events.sse import WINDOW_SIZE, SequenceChecker, SSEDecoder, SSEMessage
 
 
 def decode(*chunks: bytes, **bounds: int) -> list[SSEMessage]:
@@ -154,17 +154,17 @@ def test_memory_is_bounded() -> None:
     check = SequenceChecker()
     for number in range(0, 10**6, 10**3):
         check.classify(number * 10**12, number)
-    assert len(check._gaps) <= MAX_GAPS
-    assert len(check._fingerprints) == WINDOW_SIZE
+    assert len(check._numbers) == len(check._fingerprints) == WINDOW_SIZE
 
 
-def test_the_newest_gaps_are_retained() -> None:
-    """Of more gaps than are stored, late events of the newest are recognized."""
+def test_late_events_of_many_gaps_are_recognized() -> None:
+    """Within the window each event of a gap is late, however many gaps there are; an older one is not."""
     check = SequenceChecker()
-    for number in range(0, 4 * MAX_GAPS, 2):
+    for number in range(0, 4 * WINDOW_SIZE, 2):
         check.classify(number, number)
-    assert check.classify(4 * MAX_GAPS - 3, 1) == "late"
-    assert check.classify(1, 1) != "late"
+    assert check.classify(3 * WINDOW_SIZE + 1, 1) == "late"
+    assert check.classify(3 * WINDOW_SIZE + 1, 1) == "duplicate"
+    assert check.classify(2 * WINDOW_SIZE, 1) == "duplicate"
 
 
 @given(st.permutations(range(8)))

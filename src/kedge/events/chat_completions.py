@@ -33,17 +33,10 @@ log = logging.getLogger(__name__)
 
 TextKind = Literal["text", "refusal", "reasoning"]
 
+_COMPLETED = ("stop", "tool_calls", "function_call", "eos", "stop_sequence", "end_turn", "tool_use")
 FINISH_REASONS: dict[str, tuple[FinalStatus, str]] = {
-    "stop": ("completed", ""),
-    "tool_calls": ("completed", ""),
-    "function_call": ("completed", ""),
-    "eos": ("completed", ""),
-    "stop_sequence": ("completed", ""),
-    "end_turn": ("completed", ""),
-    "tool_use": ("completed", ""),
-    "length": ("incomplete", "max_output_tokens"),
-    "max_tokens": ("incomplete", "max_output_tokens"),
-    "model_length": ("incomplete", "max_output_tokens"),
+    **dict.fromkeys(_COMPLETED, ("completed", "")),
+    **dict.fromkeys(("length", "max_tokens", "model_length"), ("incomplete", "max_output_tokens")),
     "content_filter": ("incomplete", "content_filter"),
     "error": ("failed", "server_error"),
     "abort": ("failed", "cancelled"),

@@ -3,19 +3,12 @@
 from typing import Any, Literal
 
 from kedge.errors import EngineError
-from kedge.events.types import (
-    Event,
-    Outcome,
-    ReasoningDelta,
-    RefusalDelta,
-    TextDelta,
-    ToolCallStarted,
-    Usage,
-)
+from kedge.events import types
+from kedge.events.types import Event, Outcome, Usage
 from kedge.planning import Mode, RequestPlan
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, TurnDiff
 
-VISIBLE_EVENTS = (TextDelta, RefusalDelta, ReasoningDelta, ToolCallStarted)
+VISIBLE_EVENTS = (types.TextDelta, types.RefusalDelta, types.ReasoningDelta, types.ToolCallStarted)
 """Events that show output to the user. After one of them a request must not be sent again silently."""
 
 ResendReason = Literal[

@@ -137,56 +137,35 @@ class SSEDecoder:
 SequenceStatus = Literal["fresh", "duplicate", "late", "gap"]
 
 WINDOW_SIZE = 1024
-"""The number of fingerprints that are stored to distinguish a duplicate from a number used twice."""
-MAX_GAPS = 64
-"""The number of gaps that are stored to distinguish a late event from a duplicate."""
+"""The number of events that are remembered to distinguish a duplicate from a number used twice, or a late event."""
 
 
 class SequenceChecker:
-    """Checks the sequence numbers of one stream."""
+    """Checks the sequence numbers of one stream.
+
+    It remembers the newest event for each number modulo the size of the window; older ones count as duplicates.
+    """
 
     def __init__(self) -> None:
         self.reliable = True
-        self._next = -1
-        self._gaps: list[range] = []
-        self._fingerprints = [0] * WINDOW_SIZE
-
-    @property
-    def last(self) -> int:
+        self.last = -1
         """The highest number so far; -1 before the first one."""
-        return self._next - 1 if self._next > 0 else -1
+        self._numbers = [-1] * WINDOW_SIZE
+        self._fingerprints = [0] * WINDOW_SIZE
 
     def classify(self, number: int, fingerprint: int) -> SequenceStatus:
         """Classify an event by its number; ``fingerprint`` identifies its content."""
-        expected = self._next
+        last, slot = self.last, number % WINDOW_SIZE
+        known = self._numbers[slot]
+        if known == number and self._fingerprints[slot] != fingerprint:
+            self.reliable = False
         if not self.reliable:
             return "fresh"
-        if number < expected:
-            return self._classify_old(number, fingerprint)
-        self._next = number + 1
-        self._fingerprints[number % WINDOW_SIZE] = fingerprint
-        if number == expected:
-            return "fresh"
-        self._gaps = [*self._gaps, range(max(expected, 0), number)][-MAX_GAPS:]
-        # A stream may start with any number: a resumed one starts in the middle.
-        return "fresh" if expected < 0 else "gap"
-
-    def _classify_old(self, number: int, fingerprint: int) -> SequenceStatus:
-        recent = number >= self._next - WINDOW_SIZE
-        if self._fill_gap(number):
-            if recent:
-                self._fingerprints[number % WINDOW_SIZE] = fingerprint
+        if known >= number:
+            return "duplicate"
+        self._numbers[slot], self._fingerprints[slot] = number, fingerprint
+        if number < last:
             return "late"
-        if recent and self._fingerprints[number % WINDOW_SIZE] != fingerprint:
-            self.reliable = False
-            return "fresh"
-        return "duplicate"
-
-    def _fill_gap(self, number: int) -> bool:
-        """Return whether the number was missing, and remove it from its gap."""
-        for index, gap in enumerate(self._gaps):
-            if number in gap:
-                parts = (range(gap.start, number), range(number + 1, gap.stop))
-                self._gaps[index : index + 1] = [part for part in parts if part]
-                return True
-        return False
+        self.last = number
+        # A stream may start with any number: a resumed one starts in the middle.
+        return "fresh" if last in (-1, number - 1) else "gap"

@@ -306,7 +306,7 @@ async def _probe(io: _Operations, request: Any, exchange: Exchange) -> None:
         await io.call(partial(exchange.record_probe, found))
     except Exception:
         log.exception("the server could not be probed")
-        exchange.decision = "untrusted"
+        exchange.distrust()
 
 
 class _ProbeSource:

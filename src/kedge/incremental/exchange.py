@@ -139,7 +139,9 @@ class Chainer:
             for key in self.memory.list_unread(check):
                 self.memory.restore(check, key, self.index.load_evidence(key))
         decision = self._decide(parsed, scope, headers, check)
-        return Exchange(self, scope, content, parsed, check, decision, pending)
+        rewritten = decision if isinstance(decision, Rewritten) else None
+        reason = "" if isinstance(decision, Rewritten) else decision
+        return Exchange(self, scope, content, parsed, check, rewritten, reason, pending)
 
     def _decide(
         self, parsed: ParsedRequest, scope: str, headers: Mapping[str, str], check: MemoryCheck
@@ -205,7 +207,8 @@ class Exchange:
         original: The body that the program wrote.
         parsed: The parsed body.
         check: The check of the server's memory.
-        decision: The rewritten request, or the reason if there is none.
+        rewritten: The rewritten request, unless there is none or it was healed.
+        reason: Why the request is sent as written; empty if it was rewritten.
         pending: The entry of the response that is fetched, for a `GET`; such a request is not reported.
         healed: The reason if the original body was sent after a rewritten one; otherwise empty.
         sent: The requests on the wire that have ended: their record, their body and the retained bytes of the response.
@@ -220,7 +223,8 @@ class Exchange:
     original: bytes
     parsed: ParsedRequest
     check: MemoryCheck
-    decision: Rewritten | str
+    rewritten: Rewritten | None
+    reason: str
     pending: IndexedResponse | None = None
     healed: str = ""
     retained_bytes: int = 0
@@ -236,25 +240,14 @@ class Exchange:
     @property
     def content(self) -> bytes:
         """The body to send now."""
-        rewritten = self.rewritten
-        return rewritten.content if rewritten else self.original
-
-    @property
-    def rewritten(self) -> Rewritten | None:
-        """The rewritten request, unless it was healed."""
-        return self.decision if isinstance(self.decision, Rewritten) and not self.healed else None
+        return self.rewritten.content if self.rewritten else self.original
 
     @property
     def anchor_id(self) -> str:
         """The response that the request continues, by the decision of this module or of the program itself."""
-        if rewritten := self.rewritten:
-            return rewritten.anchor.record.response_id
+        if self.rewritten:
+            return self.rewritten.anchor.record.response_id
         return self.parsed.previous_response_id
-
-    @property
-    def reason(self) -> str:
-        """Why the request is sent as written; empty if it was rewritten."""
-        return self.decision if isinstance(self.decision, str) else ""
 
     @property
     def needs_probe(self) -> bool:
@@ -287,7 +280,11 @@ class Exchange:
         rewritten = self.rewritten
         if rewritten and _decide_way(rewritten, self.parsed, self.check) not in ("direct", "held"):
             log.info("the server is not chained on: %s", found)
-            self.decision = "untrusted"
+            self.distrust()
+
+    def distrust(self) -> None:
+        """Send the request as written, because the server has not shown that it remembers."""
+        self.rewritten, self.reason = None, "untrusted"
 
     def observe(self, status: int, headers: Mapping[str, str]) -> ResponseObserver:
         """Return the observer of the response with this status and these headers (lower-case names)."""
@@ -313,7 +310,7 @@ class Exchange:
         observer = self.observer
         if self.is_finished:
             return
-        if observer and early and not (observer.is_complete or self.decision == "background"):
+        if observer and early and not (observer.is_complete or self.reason == "background"):
             observer = None
         outcome = self._outcome = observer.finish() if observer else None
         if observer and outcome and self.rewritten:
@@ -335,7 +332,8 @@ class Exchange:
             return
         # A stream that rejects the anchor is not read to its end.
         record = self._make_record(self._outcome or observer.finish(), is_resent=True)
-        self.healed, self.observer, self._judgment, self.body = observer.reason, None, None, None
+        self.healed, self.rewritten = observer.reason, None
+        self.observer = self._judgment = self.body = None
         response_id = rewritten.anchor.record.response_id
         record_healing(self.healed, response_id)
         if self.healed == "rejected":

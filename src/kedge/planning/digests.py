@@ -350,7 +350,10 @@ class ToolPairing:
         self.positions.append(position)
         opens, keys = effect
         if opens:
-            self._open(position, keys, is_assigned=block.metadata.get(FALLBACK_CALL_ID) is True)
+            if self.open and not self.open.keys().isdisjoint(keys):
+                self.issues.append((position, "called_twice"))
+            is_assigned = block.metadata.get(FALLBACK_CALL_ID) is True
+            self.open.update(dict.fromkeys(keys, (position, keys, is_assigned)))
         elif call := self.open.get(keys[0]):
             _, call_keys, is_assigned = call
             for key in call_keys:
@@ -362,12 +365,6 @@ class ToolPairing:
             self.matches.append((position, "unmatched"))
             kind = "answered_twice" if keys[0] in self.answered else "orphan"
             self.issues.append((position, kind))
-
-    def _open(self, position: int, keys: tuple[CallKey, ...], *, is_assigned: bool) -> None:
-        if self.open and not self.open.keys().isdisjoint(keys):
-            self.issues.append((position, "called_twice"))
-        for key in keys:
-            self.open[key] = (position, keys, is_assigned)
 
     def copy(
         self, blocks: Turn | Sequence[Block], start: int = 0, offset: int = 0
@@ -392,17 +389,14 @@ class ToolPairing:
             for position in waiting
             if not is_async_call(blocks[offset + position])
         ]
-        return tuple(
-            _build_problem(blocks[offset + position], kind)
-            for position, kind in sorted([*self.issues, *unanswered])
-        )
-
-
-def _build_problem(block: Block, kind: ProblemKind) -> Problem:
-    effect = call_effect(block)
-    assert effect is not None  # noqa: S101 - only calls and results have issues
-    name = block.name if isinstance(block, ToolCallBlock) else ""
-    return Problem(kind, effect[1][0][1], block.id, name)
+        found: list[Problem] = []
+        for position, kind in sorted([*self.issues, *unanswered]):
+            block = blocks[offset + position]
+            effect = call_effect(block)
+            assert effect is not None  # noqa: S101 - only calls and results have issues
+            name = block.name if isinstance(block, ToolCallBlock) else ""
+            found.append(Problem(kind, effect[1][0][1], block.id, name))
+        return tuple(found)
 
 
 ALGORITHM = "sha256"

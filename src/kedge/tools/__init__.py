@@ -40,8 +40,8 @@ from kedge.tools.errors import describe_error, locate_error
 from kedge.tools.invoke import MAX_OUTPUT, Arguments, Parts
 from kedge.tools.signature import is_async
 from kedge.tools.tool import AnyTool, Grammar, Tool, Toolbox, ToolSource, tool
-from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock, tool_call
-from kedge.turns.frozen_json import wrap_copy
+from kedge.turns import TextPart, ToolCallBlock, ToolResultBlock, tool_call
+from kedge.turns.frozen_json import unchecked_map, wrap_copy
 
 __all__ = [
     "MAX_OUTPUT",
@@ -331,7 +331,7 @@ class CallRunner:
                 parts,
                 self.call.custom,
                 origin=self.context.origin,
-                metadata=FrozenMap({OUTCOME_KEY: outcome}),
+                metadata=unchecked_map({OUTCOME_KEY: outcome}),
             )
         )
         shown = invoke.truncate_parts(result.parts, self.context.max_output)
