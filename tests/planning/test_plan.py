@@ -54,19 +54,22 @@ def test_first_request_sends_everything() -> None:
 
 
 def test_next_request_sends_only_new_blocks() -> None:
-    """The next request chains on the newest response; without new blocks an empty input is sent."""
-    turn = make_exchanges(3)
-    planned = make_plan(turn)
-    assert (planned.previous_response_id, planned.input()) == ("R3", [])
-    assert (planned.delta_blocks, planned.delta_bytes) == (0, 0)
-    turn = turn.append(user("next"))
+    """The next request chains on the newest response and sends only the new blocks."""
+    turn = make_exchanges(3).append(user("next"))
     planned = make_plan(turn)
     assert planned.previous_response_id == "R3"
     assert [item["content"] for item in planned.input()] == ["next"]
     assert (planned.full_blocks, planned.delta_blocks) == (7, 1)
     assert 0 < planned.delta_bytes < planned.full_bytes
     assert planned.digest == prefix_digest(turn)
-    assert (planned.reason, is_fallback_reason("")) == ("", False)
+    assert planned.reason == ""
+
+
+def test_empty_delta_is_sent_with_the_anchor() -> None:
+    """Without new blocks an empty input is sent, so that the model continues from the anchor."""
+    planned = make_plan(make_exchanges(1))
+    assert (planned.previous_response_id, planned.input()) == ("R1", [])
+    assert (planned.delta_blocks, planned.delta_bytes) == (0, 0)
 
 
 def test_edit_falls_back_to_an_older_anchor() -> None:
@@ -401,6 +404,12 @@ def test_full_send_has_a_reason(turn: Turn, options: dict[str, Any], reason: str
     """A full send has a reason; it is a fallback only if the server could not do what was requested."""
     plan = make_plan(turn, **options)
     assert (plan.reason, plan.fallback) == (reason, reason if reason == "scope" else None)
+
+
+def test_chained_request_has_no_reason_to_fall_back() -> None:
+    """A request with an anchor is no full send."""
+    assert make_plan(ANSWERED).fallback is None
+    assert not is_fallback_reason("")
 
 
 def reason_of_mode(turn: Turn, mode_reason: str) -> tuple[str, str | None]:

@@ -96,28 +96,22 @@ def test_reasoning_of_another_provider_is_left_out_and_reported() -> None:
     ("blocks", "facts", "types"),
     [
         # Nothing proves that the server knows the reasoning of an incomplete response.
-        (["rs_a", "msg_a", "msg_b"], {"status": "incomplete"}, ["assistant", "assistant"]),
+        ([reasoning_block("a"), message_block("a")], {"status": "incomplete"}, ["assistant"]),
         # Reasoning without encrypted content or without an id cannot be verified.
-        ([reasoning_block("a", encrypted=""), "msg_a"], {}, ["assistant"]),
-        ([reasoning("hm", encrypted_content="sealed"), "msg_a"], {}, ["assistant"]),
+        ([reasoning_block("a", encrypted=""), message_block("a")], {}, ["assistant"]),
+        ([reasoning("hm", encrypted_content="sealed"), message_block("a")], {}, ["assistant"]),
         # A response that ends with reasoning is rendered without it.
-        (["rs_a"], {}, []),
-        (["msg_a", "rs_b"], {}, ["assistant"]),
+        ([reasoning_block("a")], {}, []),
+        ([message_block("a"), reasoning_block("b")], {}, ["assistant"]),
     ],
 )
 def test_reasoning_that_is_not_proved_is_left_out(
-    blocks: list[Any], facts: dict[str, str], types: list[str]
+    blocks: list[Block], facts: dict[str, str], types: list[str]
 ) -> None:
     """Reasoning is sent only if it can be verified and precedes an item."""
-    make = {"rs": reasoning_block, "msg": message_block}
-    made = (
-        make[each.split("_")[0]](each.split("_")[1]) if isinstance(each, str) else each
-        for each in blocks
-    )
-    turn = answered(*made, **facts).append(user("next"))
+    turn = answered(*blocks, **facts).append(user("next"))
     assert item_types(render_full(turn)) == ["user", *types, "user"]
-    assert not facts or make_plan(turn).anchor is None
-    assert facts or make_plan(turn).previous_response_id == "R1"
+    assert make_plan(turn).previous_response_id == ("" if facts else "R1")
 
 
 def test_reasoning_of_a_lost_response_is_still_sent() -> None:

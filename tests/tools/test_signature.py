@@ -263,7 +263,10 @@ def test_three_styles_of_docstrings_are_parsed(
         ("Do it.\n\n: :param x: y\n", "Do it.\n\n: :param x: y"),
         ("Do.\n\nReturns:\n    A.\n\nMore\nprose.", "Do.\n\nMore\nprose.\n\nReturns: A."),
         ("\nReturns:\n    A thing.\nEnd.", "End.\n\nReturns: A thing."),
-        ("Do.\n\nArgs:\n    All optional\n    x: The x.",) * 2,  # a section that is not parsed
+        (
+            "Do.\n\nArgs:\n    All optional\n    x: The x.",
+            "Do.\n\nArgs:\n    All optional\n    x: The x.",
+        ),
     ],
 )
 def test_text_that_is_not_a_section_is_description(text: str | None, description: str) -> None:
