@@ -1,6 +1,7 @@
 """The compactors: when they compact, which blocks remain, what they report, and what holds for any history."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ from kedge.turns import Block, Turn, UserBlock, assistant, system, tool_call, to
 class FixedTrigger:
     """A trigger that returns a fixed value and counts its calls."""
 
-    def __init__(self, verdict: bool) -> None:
+    def __init__(self, verdict: bool = True) -> None:
         self.verdict = verdict
         self.call_count = 0
 
@@ -65,12 +66,15 @@ class AsyncTrigger(FixedTrigger):
         return super().should_compact(request)
 
 
-class Newest:
-    """A strategy that retains the newest exchange."""
+class Strategy:
+    """A strategy that is a function of the blocks, by default one that retains the newest exchange."""
 
-    def compact_blocks(self, request: CompactionRequest) -> tuple[Block, ...]:
-        """Return the last two blocks."""
-        return request.blocks[-2:]
+    def __init__(self, function: Callable[[Any], Any] = lambda blocks: blocks[-2:]) -> None:
+        self.function = function
+
+    def compact_blocks(self, request: CompactionRequest) -> Any:
+        """Return what the function makes of the blocks."""
+        return self.function(request.blocks)
 
 
 def compact_now(compactor: Any, blocks: tuple[Block, ...], **more: Any) -> CompactionResult:
@@ -110,10 +114,8 @@ def test_the_newest_exchange_remains_at_any_length() -> None:
 
 def test_server_usage_overrides_the_counter() -> None:
     """The server's token count is used if present, because it includes tools and instructions."""
-    blocks, usage = (
-        make_exchanges(20),
-        Usage(input_tokens=5_000, output_tokens=100, reasoning_tokens=50),
-    )
+    blocks = make_exchanges(20)
+    usage = Usage(input_tokens=5_000, output_tokens=100, reasoning_tokens=50)
     counted = CompactionRequest(blocks).count(blocks)
     assert not compact_now(TokenLimitCompactor(6_000), blocks, usage=usage).changed
     result = compact_now(TokenLimitCompactor(5_000, 4_900), blocks, usage=usage)
@@ -126,8 +128,9 @@ def test_server_usage_overrides_the_counter() -> None:
 def test_leading_system_blocks_are_counted_and_retained() -> None:
     """Leading system blocks are part of every request, so they count toward the limit and remain."""
     lead = (system("Be kind. " * 60),)
+    lead = (system("Be kind. " * 60),)
     request = CompactionRequest(make_exchanges(5), lead)
-    result = run_immediately(run_compactor(TokenLimitCompactor(300, 250), request))
+    result = compact_now(TokenLimitCompactor(300, 250), make_exchanges(5), leading=lead)
     assert result.changed
     assert request.count(lead) + request.count(result.blocks) <= 250
 
@@ -156,12 +159,10 @@ def test_custom_counter() -> None:
 
 def test_composite_runs_compactors_in_order() -> None:
     """Each compactor gets the result of the previous one, and the results are combined into one."""
-    result = compact_now(
-        CompositeCompactor(MessageLimitCompactor(8), MessageLimitCompactor(6, 4)), make_exchanges(6)
-    )
-    assert len(result.blocks) == 4
+    compactor = CompositeCompactor(MessageLimitCompactor(8), MessageLimitCompactor(6, 4))
+    result = compact_now(compactor, make_exchanges(6))
+    assert (len(result.blocks), len(result.removed)) == (4, 8)
     assert result.by == "MessageLimitCompactor, MessageLimitCompactor"
-    assert len(result.removed) == 8
     assert result.tokens_before == CompactionRequest(make_exchanges(6)).size()
     assert result.tokens_after == CompactionRequest(result.blocks).size()
     assert not compact_now(CompositeCompactor(), make_exchanges(3)).changed
@@ -181,48 +182,52 @@ def test_composite_continues_after_a_failure() -> None:
 
 def test_any_trigger_works_with_any_strategy() -> None:
     """Triggers and strategies may have plain or async methods, and a strategy may return only blocks."""
-    assert not compact_now(SplitCompactor(FixedTrigger(False), Newest()), make_exchanges(3)).changed
-    for trigger in (FixedTrigger(True), AsyncTrigger(True)):
-        result = compact_now(SplitCompactor(trigger, Newest()), make_exchanges(3))
+    never = SplitCompactor(FixedTrigger(False), Strategy())
+    assert not compact_now(never, make_exchanges(3)).changed
+    for trigger in (FixedTrigger(), AsyncTrigger()):
+        result = compact_now(SplitCompactor(trigger, Strategy()), make_exchanges(3))
         assert result.blocks == make_exchanges(3)[-2:]
-        assert result.by == f"{type(trigger).__name__}+Newest"
+        assert result.by == f"{type(trigger).__name__}+Strategy"
 
 
 def test_limit_compactors_are_triggers_and_strategies() -> None:
     """A limit compactor can be used as the trigger or as the strategy of a ``SplitCompactor``."""
     compactor = SplitCompactor(MessageLimitCompactor(10), TokenLimitCompactor(100, 60))
     assert not compact_now(compactor, make_exchanges(5)).changed
-    request = CompactionRequest(make_exchanges(6))
-    assert request.count(run_immediately(run_compactor(compactor, request)).blocks) <= 60
+    result = compact_now(compactor, make_exchanges(6))
+    assert CompactionRequest(make_exchanges(6)).count(result.blocks) <= 60
 
 
-@pytest.mark.parametrize("one", [True, False])
-@pytest.mark.parametrize("other", [True, False])
+@for_each("one", [True, False])
+@for_each("other", [True, False])
 def test_combined_triggers(one: bool, other: bool) -> None:
     """``AnyTrigger`` is a logical or, ``AllTriggers`` a logical and, both with short-circuit evaluation."""
-    request = CompactionRequest(())
-    second = AsyncTrigger(other)
-    assert run_immediately(AnyTrigger(FixedTrigger(one), second).should_compact(request)) is (
-        one or other
-    )
-    assert second.call_count == (0 if one else 1)
-    second = AsyncTrigger(other)
-    assert run_immediately(AllTriggers(FixedTrigger(one), second).should_compact(request)) is (
-        one and other
-    )
-    assert second.call_count == (1 if one else 0)
+    cases = ((AnyTrigger, one or other, not one), (AllTriggers, one and other, one))
+    for combine, expected, is_asked in cases:
+        second = AsyncTrigger(other)
+        combined = combine(FixedTrigger(one), second)
+        assert run_immediately(combined.should_compact(CompactionRequest(()))) is expected
+        assert second.call_count == is_asked
 
 
-def test_empty_combined_trigger_is_false() -> None:
+@for_each("combine", [AllTriggers, AnyTrigger])
+def test_empty_combined_trigger_is_false(combine: Any) -> None:
     """``AllTriggers`` and ``AnyTrigger`` without triggers return false."""
-    assert not run_immediately(AllTriggers().should_compact(CompactionRequest(())))
-    assert not run_immediately(AnyTrigger().should_compact(CompactionRequest(())))
+    assert not run_immediately(combine().should_compact(CompactionRequest(())))
+
+
+def summarize(
+    answer: str = "short", blocks: Any = None, **options: Any
+) -> tuple[CompactionResult, FunctionEngine]:
+    """Summarize a history of 20 exchanges with a model that gives this answer."""
+    oracle = FunctionEngine(lambda _: answer)
+    compactor = SummarizingCompactor(200, 60, engine=oracle, **options)
+    return compact_now(compactor, blocks or make_exchanges(20)), oracle
 
 
 def test_summary_replaces_the_old_blocks() -> None:
     """The newest blocks are unchanged, and the summary is marked in its text and its metadata."""
-    oracle = FunctionEngine(lambda _: "They counted to ten.")
-    result = compact_now(SummarizingCompactor(200, 60, engine=oracle), make_exchanges(20))
+    result, oracle = summarize("They counted to ten.")
     summary, *newest = result.blocks
     assert isinstance(summary, UserBlock)
     assert is_summary(summary)
@@ -246,7 +251,7 @@ def test_earlier_summary_is_included_in_the_new_one() -> None:
     assert second.blocks[0].metadata["kedge.summary"] == 60 - retained
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "note"),
     [
         ("fail", "the summary call failed (ServerFailed); nothing was cut"),
@@ -255,9 +260,7 @@ def test_earlier_summary_is_included_in_the_new_one() -> None:
 )
 def test_unusable_summary_is_not_used(answer: str, note: str) -> None:
     """A failed or empty summary leaves the history unchanged."""
-    result = compact_now(
-        SummarizingCompactor(200, 60, engine=FunctionEngine(lambda _: answer)), make_exchanges(20)
-    )
+    result, _ = summarize(answer)
     assert not result.changed
     assert result.notes == (note,)
 
@@ -286,13 +289,13 @@ def test_summary_length_can_be_configured() -> None:
     [
         (CompositeCompactor, [[MessageLimitCompactor(2)]], "which list has not"),
         (CompositeCompactor, [MessageLimitCompactor], "not the class MessageLimit"),
-        (CompositeCompactor, [FixedTrigger(True)], r"compact\(request\), which FixedTrigger"),
-        (SplitCompactor, [Newest(), FixedTrigger(True)], "which Newest has not"),
-        (SplitCompactor, [FixedTrigger(True), FixedTrigger(True)], "compact_blocks"),
-        (SplitCompactor, [FixedTrigger, Newest()], "not the class FixedTrigger"),
-        (AnyTrigger, [[FixedTrigger(True)]], "which list has not"),
-        (AllTriggers, [Newest()], "which Newest has not"),
-        (compact, [Newest()], "which Newest has not"),
+        (CompositeCompactor, [FixedTrigger()], r"compact\(request\), which FixedTrigger"),
+        (SplitCompactor, [Strategy(), FixedTrigger()], "which Strategy has not"),
+        (SplitCompactor, [FixedTrigger(), FixedTrigger()], "compact_blocks"),
+        (SplitCompactor, [FixedTrigger, Strategy()], "not the class FixedTrigger"),
+        (AnyTrigger, [[FixedTrigger()]], "which list has not"),
+        (AllTriggers, [Strategy()], "which Strategy has not"),
+        (compact, [Strategy()], "which Strategy has not"),
     ],
 )
 def test_invalid_composition_is_rejected(make: Any, arguments: list[Any], message: str) -> None:
@@ -301,7 +304,7 @@ def test_invalid_composition_is_rejected(make: Any, arguments: list[Any], messag
         make(*arguments)
 
 
-@pytest.mark.parametrize("compactor", [MessageLimitCompactor, [MessageLimitCompactor(2)]])
+@for_each("compactor", [MessageLimitCompactor, [MessageLimitCompactor(2)]])
 def test_chat_rejects_an_invalid_compactor(compactor: Any) -> None:
     """A chat rejects an invalid compactor on construction, not at the first compaction."""
     with pytest.raises(InvalidSetting, match="compactor must"):
@@ -316,17 +319,14 @@ def test_summary_without_an_engine_is_reported() -> None:
 
 def test_single_exchange_is_not_summarized() -> None:
     """A history of one exchange is not summarized, because it has no old blocks."""
-    oracle = FunctionEngine(lambda _: "short")
-    blocks = (user("x " * 500), assistant("y"))
-    result = compact_now(SummarizingCompactor(100, 50, engine=oracle), blocks)
+    result, oracle = summarize(blocks=(user("x " * 500), assistant("y")))
     assert result.notes == ("there is nothing old enough to summarize",)
     assert oracle.turns == []
 
 
 def test_summary_model_can_be_configured() -> None:
     """A summary can be requested from another model of the same engine."""
-    oracle = FunctionEngine(lambda _: "short")
-    compact_now(SummarizingCompactor(200, 60, engine=oracle, model="small"), make_exchanges(20))
+    _, oracle = summarize(model="small")
     assert oracle.requests[0].model == "small"
 
 
@@ -345,9 +345,8 @@ def test_summary_is_not_requested_in_conversation_mode() -> None:
 
 def test_provider_without_compaction_is_reported() -> None:
     """If the provider cannot compact, a note reports it and nothing changes."""
-    result = compact_now(
-        ServerCompactor(100, "endpoint"), make_exchanges(20), engine=FunctionEngine(lambda _: "")
-    )
+    oracle = FunctionEngine(lambda _: "")
+    result = compact_now(ServerCompactor(100, "endpoint"), make_exchanges(20), engine=oracle)
     assert result.notes == ("this engine's provider does not compact",)
     assert not compact_now(ServerCompactor(1_000), make_exchanges(20)).changed
 
@@ -393,66 +392,67 @@ def test_invalid_limits_are_rejected(make: Any) -> None:
         make()
 
 
-INVALID_STRATEGIES: list[Any] = [
-    lambda blocks: blocks[3:],  # starts with a result
-    lambda _: (),
-    lambda blocks: (system("summary"), *blocks[-1:]),
-    lambda blocks: (*blocks, blocks[0]),
-    lambda _: ("no block",),
-    lambda _: None,
-]
-
-
-@pytest.mark.parametrize("make", INVALID_STRATEGIES)
-def test_invalid_strategy_result_is_not_used(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda blocks: blocks[3:],  # starts with a result
+        lambda _: (),
+        lambda blocks: (system("summary"), *blocks[-1:]),
+        lambda blocks: (*blocks, blocks[0]),
+        lambda _: ("no block",),
+        lambda _: None,
+    ],
+)
+def test_invalid_strategy_result_is_not_used(
+    function: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """A result that splits a pair, is empty or starts with a system block is logged and not used."""
-
-    class Bad:
-        def compact_blocks(self, request: CompactionRequest) -> Any:
-            return make(request.blocks)
-
     call = (user("a"), tool_call("f", "{}", call_id="c"), assistant("x"), tool_result("c", "y"))
     with caplog.at_level(logging.WARNING, "kedge.compaction"):
-        result = compact_now(SplitCompactor(FixedTrigger(True), Bad()), call)
+        result = compact_now(SplitCompactor(FixedTrigger(), Strategy(function)), call)
     assert result.blocks == call
     assert "failed" in result.notes[0]
     assert len(caplog.records) == 1
 
 
-def test_compacted_turn_retains_valid_anchors() -> None:
-    """A cut invalidates all anchors, and a changed block those at or after it."""
+@pytest.fixture
+def recorded_turn() -> Turn:
+    """Return a Turn with three exchanges that a server has stored."""
     turn = Turn([system("Be kind.")], data={"mine": 1})
     for number in range(3):
         turn = turn.append(user(f"{number}?"))
         plan = plan_request(turn, scope="s", now=float(number))
-        turn = record_response(
-            turn, [assistant(f"{number}.")], response_id=f"r{number}", plan=plan, created_at=1.0
-        )
-    short, result = run_immediately(compact_turn(turn, MessageLimitCompactor(4)))
+        facts: Any = {"response_id": f"r{number}", "plan": plan, "created_at": 1.0}
+        turn = record_response(turn, [assistant(f"{number}.")], **facts)
+    return turn
+
+
+def test_cut_invalidates_all_anchors(recorded_turn: Turn) -> None:
+    """A shortened Turn has the same id, data and leading blocks, and is sent in full."""
+    short, result = run_immediately(compact_turn(recorded_turn, MessageLimitCompactor(4)))
     assert result.changed
-    assert short.leading == turn.leading
-    assert (short.id, short.data["mine"]) == (turn.id, 1)
+    assert short.leading == recorded_turn.leading
+    assert (short.id, short.data["mine"]) == (recorded_turn.id, 1)
     state = get_state(short)
-    assert (state.previous_response_id, [each.response_id for each in state.anchors]) == (
-        "",
-        ["r2"],
-    )
+    assert state.previous_response_id == ""
+    assert [each.response_id for each in state.anchors] == ["r2"]
     assert plan_request(short, scope="s", now=3.0).reason == "changed"
 
-    class Shout:
-        def compact_blocks(self, request: CompactionRequest) -> Replacement:
-            last = request.blocks[-1]
-            return Replacement((*request.blocks[:-1], assistant("LAST", id=last.id)))
 
-    changed, result = run_immediately(
-        compact_turn(turn, SplitCompactor(FixedTrigger(True), Shout()))
-    )
+def test_changed_block_retains_the_anchors_before_it(recorded_turn: Turn) -> None:
+    """A changed block is reported as modified, and the records remain."""
+    last = recorded_turn.blocks[-1].id
+    shout = Strategy(lambda blocks: Replacement((*blocks[:-1], assistant("LAST", id=last))))
+    compactor = SplitCompactor(FixedTrigger(), shout)
+    changed, result = run_immediately(compact_turn(recorded_turn, compactor))
     assert [record.response_id for record in get_state(changed).anchors] == ["r0", "r1", "r2"]
-    assert [(old.id, new.id) for old, new in result.changes.modified] == [
-        (turn.blocks[-1].id, turn.blocks[-1].id)
-    ]
-    unchanged, _ = run_immediately(compact_turn(turn, MessageLimitCompactor(100)))
-    assert unchanged is turn
+    assert [(old.id, new.id) for old, new in result.changes.modified] == [(last, last)]
+
+
+def test_turn_within_the_limit_is_returned_itself(recorded_turn: Turn) -> None:
+    """Without a compaction the Turn is the same object."""
+    unchanged, _ = run_immediately(compact_turn(recorded_turn, MessageLimitCompactor(100)))
+    assert unchanged is recorded_turn
 
 
 def test_turn_without_anchors_can_be_compacted() -> None:
@@ -474,42 +474,26 @@ def test_result_string() -> None:
 SUMMARY_ENGINE = FunctionEngine(lambda _: "short")
 
 
-class AlwaysTrigger:
-    """A trigger that always fires."""
-
-    def should_compact(self, request: CompactionRequest) -> bool:
-        """Return true."""
-        return True
-
-
 def compactors() -> st.SearchStrategy[Compactor]:
     """Return a strategy for compactors with small limits."""
     limits = st.integers(1, 60)
+    tools = {"keep_exchanges": st.integers(1, 3), "min_saving": st.integers(1, 200)}
     leaves = st.one_of(
         limits.flatmap(
-            lambda maximum: st.integers(1, maximum).map(
-                lambda target: MessageLimitCompactor(maximum, target)
-            )
+            lambda limit: st.builds(MessageLimitCompactor, st.just(limit), _up_to(limit))
         ),
         st.integers(1, 900).flatmap(
-            lambda maximum: st.integers(1, maximum).map(
-                lambda target: TokenLimitCompactor(maximum, target)
-            )
+            lambda limit: st.builds(TokenLimitCompactor, st.just(limit), _up_to(limit))
         ),
-        st.builds(
-            ToolExchangeCompactor,
-            st.integers(10, 200),
-            keep_exchanges=st.integers(1, 3),
-            min_saving=st.integers(1, 200),
-        ),
-        st.integers(2, 900).map(
-            lambda maximum: SummarizingCompactor(maximum, engine=SUMMARY_ENGINE)
-        ),
-        limits.map(lambda maximum: SplitCompactor(AlwaysTrigger(), MessageLimitCompactor(maximum))),
+        st.builds(ToolExchangeCompactor, st.integers(10, 200), **tools),
+        st.builds(SummarizingCompactor, st.integers(2, 900), engine=st.just(SUMMARY_ENGINE)),
+        limits.map(lambda limit: SplitCompactor(FixedTrigger(), MessageLimitCompactor(limit))),
     )
-    return st.one_of(
-        leaves, st.lists(leaves, max_size=3).map(lambda parts: CompositeCompactor(*parts))
-    )
+    return leaves | st.lists(leaves, max_size=3).map(lambda parts: CompositeCompactor(*parts))
+
+
+def _up_to(limit: int) -> st.SearchStrategy[int]:
+    return st.integers(1, limit)
 
 
 def retained_indexes(before: tuple[Block, ...], after: tuple[Block, ...]) -> list[int]:
@@ -523,7 +507,7 @@ def test_compaction_preserves_pairs_order_and_blocks(
     blocks: tuple[Block, ...], compactor: Compactor
 ) -> None:
     """No pair is split, nothing is reordered, and an unchanged block is the same object."""
-    result = run_immediately(run_compactor(compactor, CompactionRequest(blocks)))
+    result = compact_now(compactor, blocks)
     assert pairing_problems(result.blocks) <= pairing_problems(blocks)
     positions = retained_indexes(blocks, result.blocks)
     assert positions == sorted(positions)
@@ -540,7 +524,7 @@ def test_cut_history_starts_with_a_user_block(
     blocks: tuple[Block, ...], compactor: Compactor
 ) -> None:
     """After blocks are removed the history starts with a user block and ends with the newest exchange."""
-    result = run_immediately(run_compactor(compactor, CompactionRequest(blocks)))
+    result = compact_now(compactor, blocks)
     if result.removed:
         assert isinstance(result.blocks[0], UserBlock)
         newest = max(i for i, block in enumerate(blocks) if isinstance(block, UserBlock))
@@ -550,9 +534,9 @@ def test_cut_history_starts_with_a_user_block(
 @given(histories(), compactors())
 def test_compaction_is_idempotent(blocks: tuple[Block, ...], compactor: Compactor) -> None:
     """Compacting an already compacted history changes nothing."""
-    first = run_immediately(run_compactor(compactor, CompactionRequest(blocks)))
+    first = compact_now(compactor, blocks)
     if not first.notes and not _has_summarizer(compactor):
-        second = run_immediately(run_compactor(compactor, CompactionRequest(first.blocks)))
+        second = compact_now(compactor, first.blocks)
         assert second.blocks == first.blocks
 
 
@@ -565,9 +549,7 @@ def _has_summarizer(compactor: Compactor) -> bool:
 @given(histories(), st.integers(1, 30))
 def test_a_message_limit_is_met_or_reported(blocks: tuple[Block, ...], maximum: int) -> None:
     """The number of blocks is within the limit, unless the newest exchange alone exceeds it."""
-    result = run_immediately(
-        run_compactor(MessageLimitCompactor(maximum), CompactionRequest(blocks))
-    )
+    result = compact_now(MessageLimitCompactor(maximum), blocks)
     assert len(result.blocks) <= maximum or result.notes
 
 
@@ -578,7 +560,7 @@ def test_a_token_target_is_met_or_reported(
     """A history above the limit is cut to the target, unless the newest exchange alone exceeds it."""
     target = data.draw(st.integers(1, maximum))
     request = CompactionRequest(blocks)
-    result = run_immediately(run_compactor(TokenLimitCompactor(maximum, target), request))
+    result = compact_now(TokenLimitCompactor(maximum, target), blocks)
     if request.size() <= maximum:
         assert result.blocks == blocks
     else:
