@@ -55,6 +55,12 @@ FRONT_ENDS: dict[str, tuple[Callable[[Any], FrontEnd], str, str]] = {
 }
 """How each front end is created, one of its paths, and the scope that this path needs."""
 
+
+def present(token: str) -> dict[str, str]:
+    """Return the headers with a token, of which each front end reads one."""
+    return {"authorization": f"Bearer {token}", "x-kedge-token": token}
+
+
 ALL = ("server", "page", "api", "metrics")
 OTHER_SITE = {"origin": "http://evil.example"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
@@ -63,46 +69,45 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
     "other site": ({}, OTHER_SITE, 403),
     "large headers": ({"header_bytes": 2_000}, {"x-large": "x" * 2_000}, 431),
     "no token": ({"token": "secret"}, {}, 401),
-    "wrong token": ({"token": "secret"}, {"token": "wrong"}, 401),
-    "own token": ({"token": "secret"}, {"token": "secret"}, 200),
-    "named token": ({"registry": Registry(*ALL)}, {"token": "named"}, 200),
-    "unknown token": ({"registry": Registry(*ALL)}, {"token": "other"}, 401),
-    "missing scope": ({"registry": Registry("none")}, {"token": "named"}, 403),
-    "reached limit": ({"registry": Registry(*ALL, requests=6)}, {"token": "named"}, 429),
-    "outage": ({"registry": Registry(*ALL, is_down=True)}, {"token": "named"}, 503),
+    "wrong token": ({"token": "secret"}, present("wrong"), 401),
+    "own token": ({"token": "secret"}, present("secret"), 200),
+    "named token": ({"registry": Registry(*ALL)}, present("named"), 200),
+    "unknown token": ({"registry": Registry(*ALL)}, present("other"), 401),
+    "missing scope": ({"registry": Registry("none")}, present("named"), 403),
+    "reached limit": ({"registry": Registry(*ALL, requests=6)}, present("named"), 429),
+    "outage": ({"registry": Registry(*ALL, is_down=True)}, present("named"), 503),
 }
 """The policy, the headers of a request, and its status."""
+
+
+async def request_front_end(
+    name: str, options: dict[str, Any], method: str = "", path: str = "", **more: Any
+) -> httpx2.Response:
+    """Send a request to a front end with these options of its policy, in front of an app."""
+    create, default_path, _ = FRONT_ENDS[name]
+    policy = (PageAuth if name == "page" else AccessPolicy)(**options)
+    app = RequestMiddleware(more.pop("app", PlainTextResponse("accepted")), create(policy))
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        return await http.request(method or "POST", path or default_path, **more)
 
 
 @for_each("case", CASES)
 @for_each("name", FRONT_ENDS)
 async def test_every_rule_holds_for_every_front_end(name: str, case: str) -> None:
     """A request is accepted or rejected with the same status, whoever receives it."""
-    create, path, _ = FRONT_ENDS[name]
     options, headers, status = CASES[case]
-    policy = (PageAuth if name == "page" else AccessPolicy)(**options)
-    app = RequestMiddleware(PlainTextResponse("accepted"), create(policy))
-    sent = {key: value for key, value in headers.items() if key != "token"}
-    if token := headers.get("token"):
-        sent |= {"authorization": f"Bearer {token}", "x-kedge-token": token}
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        answer = await http.post(path, headers=sent)
+    answer = await request_front_end(name, options, headers=headers)
     assert answer.status_code == status
     assert (answer.text == "accepted") == (status == 200)
     assert ("retry-after" in answer.headers) == (status == 429)
 
 
-@pytest.mark.parametrize("name", FRONT_ENDS)
+@for_each("name", FRONT_ENDS)
 async def test_each_front_end_needs_its_scope(name: str) -> None:
     """A token with exactly the scope of a path is accepted there."""
-    create, path, scope = FRONT_ENDS[name]
-    policy = (PageAuth if name == "page" else AccessPolicy)(registry=Registry(scope))  # type: ignore[arg-type]
-    app = RequestMiddleware(PlainTextResponse("accepted"), create(policy))
-    headers = {"authorization": "Bearer named", "x-kedge-token": "named"}
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        assert (await http.post(path, headers=headers)).status_code == 200
+    options = {"registry": Registry(FRONT_ENDS[name][2])}
+    assert (await request_front_end(name, options, headers=present("named"))).status_code == 200
 
 
 @pytest.mark.parametrize("name", FRONT_ENDS)
@@ -114,12 +119,8 @@ async def test_an_internal_error_reveals_nothing(
     async def fail(*_: object) -> None:
         raise RuntimeError("a private matter")
 
-    create, path, _ = FRONT_ENDS[name]
-    app = RequestMiddleware(fail, create(PageAuth() if name == "page" else AccessPolicy()))
-    transport = httpx2.ASGITransport(app)
     with caplog.at_level("INFO"):
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            answer = await http.get(path)
+        answer = await request_front_end(name, {}, "GET", app=fail)
     assert answer.status_code == 500
     assert "private" not in answer.text + caplog.text
     assert "RuntimeError" in caplog.text
@@ -161,10 +162,7 @@ async def test_which_requests_count_for_a_limit(
 ) -> None:
     """Every request counts, except reading metrics and what a page with a session reads."""
     registry = CountingRegistry()
-    policy = (PageAuth if name == "page" else AccessPolicy)(registry=registry)  # type: ignore[arg-type]
-    app = RequestMiddleware(PlainTextResponse("accepted"), FRONT_ENDS[name][0](policy))
-    sent = headers or {"authorization": "Bearer named", "x-kedge-token": "named"}
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        assert (await http.request(method, path, headers=sent)).text == "accepted"
+    sent = headers or present("named")
+    answer = await request_front_end(name, {"registry": registry}, method, path, headers=sent)
+    assert answer.text == "accepted"
     assert registry.counted == is_counted

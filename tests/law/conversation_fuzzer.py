@@ -14,9 +14,10 @@ from kedge.errors import EngineError, NotInStore
 from kedge.events import TextDelta
 from kedge.events.run import AnswerFinished
 from kedge.planning import get_state
-from kedge.server.request_log import RecordedRequest
+from kedge.store import Store
 from kedge.testing import TestServer
 from kedge.turns import assistant, system, user
+from law.record_views import is_create_request
 from law.stored_conversations import MAX_MESSAGES, StoredConversations, alpha, beta, list_actions
 from normalization import expected_context, normalize_blocks, normalize_items
 
@@ -33,10 +34,8 @@ class ConversationFuzzer(StoredConversations):
     async def __aenter__(self) -> Self:
         self.server = await self.stack.enter_async_context(self.network.open_server())
         self.store = await self._open_store(self.server)
-        conversation = await Conversation.create(
-            self._build_engine(), store=self.store, **self._choose_settings()
-        )
-        self.conversations.append(conversation)
+        settings = {"store": self.store, **self._choose_settings()}
+        self.conversations.append(await Conversation.create(self._build_engine(), **settings))
         return self
 
     def _build_engine(self) -> Any:
@@ -53,6 +52,10 @@ class ConversationFuzzer(StoredConversations):
         compactor = MessageLimitCompactor(MAX_MESSAGES) if self.rng.random() < 0.3 else None
         return {"tools": [alpha, beta], "compactor": compactor}
 
+    async def _open(self, store: Store, **settings: Any) -> Conversation:
+        engine = self._build_engine()
+        return await Conversation.open(engine, store=store, id=self.conversation.id, **settings)
+
     async def _finish_action(self) -> None:
         self.server.faults.clear()
         await self._check_store()
@@ -65,7 +68,7 @@ class ConversationFuzzer(StoredConversations):
                     self._check_context(event)
 
     def _check_context(self, event: AnswerFinished) -> None:
-        exchange = [each for each in self.server.requests if _is_create_request(each)][-1]
+        exchange = [each for each in self.server.requests if is_create_request(each)][-1]
         assert normalize_items(exchange.context) == expected_context(event.turn)
         self.checked_count += 1
         self.chained_count += bool(exchange.body.get("previous_response_id"))
@@ -108,11 +111,7 @@ class ConversationFuzzer(StoredConversations):
         """Fork from the head, a node or a block."""
         nodes = await self.store.tree(self.conversation.row)
         blocks = [block.id for block in self.conversation.turn.blocks]
-        places: list[Any] = [
-            None,
-            self.rng.choice(nodes).id,
-            *self.rng.sample(blocks, bool(blocks)),
-        ]
+        places = [None, self.rng.choice(nodes).id, *self.rng.sample(blocks, bool(blocks))]
         at = self.rng.choice(places)
         forked = await self.conversation.fork(at)
         if isinstance(at, str):
@@ -122,16 +121,11 @@ class ConversationFuzzer(StoredConversations):
     async def do_reopen(self) -> None:
         """Open the conversation with another store and engine, as another process would."""
         opened = await self._open_store(self.server)
-        conversation = await Conversation.open(
-            self._build_engine(), store=opened, id=self.conversation.id, **self._choose_settings()
-        )
-        self.conversations[-1] = conversation
+        self.conversations[-1] = await self._open(opened, **self._choose_settings())
 
     async def do_concurrent_send(self) -> None:
         """Send a message by another object of the same conversation, which may cause a conflict."""
-        other = await Conversation.open(
-            self._build_engine(), store=self.store, id=self.conversation.id
-        )
+        other = await self._open(self.store)
         await self._run_stream(other.stream(self._next_prompt()))
         if self.rng.random() < 0.5:
             await self.conversation.refresh()
@@ -177,10 +171,6 @@ class ConversationFuzzer(StoredConversations):
         )
         assert normalize_blocks(reopened.turn.blocks) == normalize_blocks(head.turn.blocks)
         self.conversations.append(reopened)
-
-
-def _is_create_request(request: RecordedRequest) -> bool:
-    return request.path == "/v1/responses" and request.method == "POST"
 
 
 ACTIONS = list_actions(ConversationFuzzer)

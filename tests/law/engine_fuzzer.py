@@ -20,11 +20,10 @@ from kedge.events.run import AnswerFinished, Healed
 from kedge.middleware import repair, two_phase, with_middleware
 from kedge.planning import get_state
 from kedge.providers import connect
-from kedge.server.request_log import RecordedRequest
 from kedge.testing import TestServer
 from kedge.turns import ReasoningBlock, Turn, user
 from law.networks import Network, SocketNetwork
-from law.record_views import find_false_events
+from law.record_views import find_false_events, is_create_request
 from law.turn_edits import EDITS, answer_open_calls
 from normalization import NormalForm, expected_context, normalize_blocks, normalize_items
 
@@ -48,15 +47,7 @@ REQUEST_OPTIONS: dict[str, dict[str, Any]] = {
     "ask in a conversation": {"mode": "conversation"},
 }
 SERVER_ACTIONS = (
-    "forget",
-    "delete",
-    "expire",
-    "cut",
-    "forget silently",
-    "refuse",
-    "hang up",
-    "move",
-    "fork",
+    *("forget", "delete", "expire", "cut", "forget silently", "refuse", "hang up", "move", "fork"),
 )
 ACTIONS = (*REQUEST_OPTIONS, "ask and leave", *EDITS, *SERVER_ACTIONS)
 # Requests are the most frequent; all other actions are occasional.
@@ -70,6 +61,7 @@ TRANSPORTS: dict[str, dict[str, Any]] = {
 }
 """Settings of the engines for each transport."""
 
+Context = tuple[NormalForm, ...]
 HOUR = 3600.0
 MONTH = 30 * 24 * HOUR
 
@@ -108,7 +100,7 @@ class KnownResponse:
     """The context of one response, as recorded by the fuzzer."""
 
     server_index: int
-    context: tuple[NormalForm, ...]
+    context: Context
     usable: bool
     expires_at: float
 
@@ -123,9 +115,7 @@ class EngineFuzzer:
     servers: list[TestServer] = field(default_factory=list[TestServer])
     engines: list[Engine] = field(default_factory=list[Engine])
     known_responses: dict[str, KnownResponse] = field(default_factory=dict[str, KnownResponse])
-    reasoning_contexts: dict[str, tuple[NormalForm, ...]] = field(
-        default_factory=dict[str, tuple[NormalForm, ...]]
-    )
+    reasoning_contexts: dict[str, Context] = field(default_factory=dict[str, Context])
     """The context of the response of each reasoning item, with its output."""
     untrusted_servers: set[int] = field(default_factory=set[int])
     server_index: int = 0
@@ -235,7 +225,7 @@ class EngineFuzzer:
             self.stats.report(f"lost {missing} from {found}")
 
     def _check_events(self, events: Sequence[Event], since: int) -> None:
-        wire = [each for each in self.server.requests[since:] if _is_create_request(each)]
+        wire = [each for each in self.server.requests[since:] if is_create_request(each)]
         differences = find_false_events(events, wire)
         self.stats.false += bool(differences)
         if differences:
@@ -272,9 +262,8 @@ class EngineFuzzer:
 
     def _remove_past_block(self, turn: Turn) -> Turn:
         """Remove a block before the answer, as a middleware may do after the engine."""
-        retained = [
-            block for block in turn.blocks if block.response_id != turn.blocks[-1].response_id
-        ]
+        last = turn.blocks[-1].response_id
+        retained = [block for block in turn.blocks if block.response_id != last]
         return turn.remove(self.rng.choice(retained).id) if retained else turn
 
     def disturb(self, name: str) -> None:
@@ -308,7 +297,7 @@ class EngineFuzzer:
     def _check_requests(
         self, turn: Turn, since: int, known: list[KnownResponse], *, chained: bool
     ) -> None:
-        exchanges = [e for e in self.server.requests[since:] if _is_create_request(e)]
+        exchanges = [e for e in self.server.requests[since:] if is_create_request(e)]
         self.stats.requests += len(exchanges)
         self.stats.rejected += sum(exchange.status >= 400 for exchange in exchanges)
         expected = expected_context(turn)
@@ -338,32 +327,21 @@ class EngineFuzzer:
             return []
         ids = [record.response_id for record in get_state(turn).anchors]
         records = [self.known_responses[each] for each in ids if each in self.known_responses]
-        return [
-            each
-            for each in records
-            if each.usable
-            and each.server_index == self.server_index
-            and each.expires_at > self.clock
-        ]
+        own = [each for each in records if each.server_index == self.server_index]
+        return [each for each in own if each.usable and each.expires_at > self.clock]
 
     def _min_bytes(self, context: list[NormalForm], known: list[KnownResponse]) -> int:
         """Return the minimum number of bytes to send, given the known responses."""
-        lengths = [
-            len(each.context)
-            for each in known
-            if tuple(context[: len(each.context)]) == each.context
-        ]
+        known_contexts = [each.context for each in known]
+        lengths = [len(e) for e in known_contexts if tuple(context[: len(e)]) == e]
         return byte_size(context[max(lengths, default=0) :])
 
     def _record_response(self, turn: Turn, *, stored: bool) -> None:
         context = tuple(normalize_blocks(turn.blocks))
-        for block in turn.blocks:
-            if (
-                isinstance(block, ReasoningBlock)
-                and block.response_id == turn.blocks[-1].response_id
-            ):
-                self.reasoning_contexts[block.item_id] = context
         response_id = turn.blocks[-1].response_id
+        for block in turn.blocks:
+            if isinstance(block, ReasoningBlock) and block.response_id == response_id:
+                self.reasoning_contexts[block.item_id] = context
         if response_id and response_id not in self.known_responses:
             self.known_responses[response_id] = KnownResponse(
                 self.server_index, context, stored, self.clock + MONTH - HOUR
@@ -376,10 +354,6 @@ class EngineFuzzer:
                 self.known_responses[lost].usable = False
         if healed.reason in ("forgot", "unsupported"):
             self.untrusted_servers.add(self.server_index)
-
-
-def _is_create_request(request: RecordedRequest) -> bool:
-    return request.path == "/v1/responses" and request.method == "POST"
 
 
 def byte_size(context: Sequence[NormalForm]) -> int:

@@ -125,15 +125,14 @@ class MemoryFuzzer:
             server = await stack.enter_async_context(self.network.open_server())
             for fault in ("anonymous", *BEHAVIORS[self.behavior]):
                 server.faults.set(fault)
+            include = ["reasoning.encrypted_content"] if self.content == "reasoning" else []
             engine = connect(
                 f"responses:{server.base_url}#practice",
                 max_retries=0,
                 clock=self._read_clock,
                 trust=self.trust,
                 mode=self.mode,
-                params={"include": ["reasoning.encrypted_content"]}
-                if self.content == "reasoning"
-                else {},
+                params={"include": include} if include else {},
                 **TRANSPORTS[self.transport],
             )
             stack.push_async_callback(engine.aclose)
@@ -141,8 +140,7 @@ class MemoryFuzzer:
                 if late and number == count // 2:
                     server.faults.set(late)
                 if edits and self.rng.random() < 0.2:
-                    edited = EDITS[self.rng.choice(list(EDITS))](self.turn, self.rng)
-                    self.turn = edited
+                    self.turn = EDITS[self.rng.choice(list(EDITS))](self.turn, self.rng)
                 await self._send(server, engine, number)
         return self.stats
 

@@ -192,9 +192,8 @@ class RecordFuzzer(StoredConversations):
     async def do_wait(self) -> None:
         """Send a message in the background, and wait for its answer in another run."""
         if isinstance(unwrap(self.conversation.engine), ResponsesEngine):
-            await self._run(
-                self.conversation.stream("Write 30 words.", background=True, streaming=False)
-            )
+            options: Any = {"background": True, "streaming": False}
+            await self._run(self.conversation.stream("Write 30 words.", **options))
             await self.do_resume()
 
     async def do_lose(self) -> None:
@@ -251,14 +250,8 @@ class RecordFuzzer(StoredConversations):
 
 
 ACTIONS = stored_conversations.list_actions(RecordFuzzer)
-WEIGHTS = [
-    10
-    if name == "send"
-    else 3
-    if name in ("background", "disturb", "edit", "reopen", "resume")
-    else 1
-    for name in ACTIONS
-]
+FREQUENT = dict.fromkeys(("background", "disturb", "edit", "reopen", "resume"), 3) | {"send": 10}
+WEIGHTS = [FREQUENT.get(name, 1) for name in ACTIONS]
 
 
 def choose_actions(rng: random.Random, count: int) -> list[str]:

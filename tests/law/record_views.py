@@ -154,7 +154,7 @@ class RequestViews:
         spans = [each for each in self._list_spans("fetch_response") if not each["is_error"]]
         self._compare_lists("spans of answers", spans, answers)
         ended = [describe_row(each) for each in rows if each.status != "running"]
-        self._compare_lists("log", self._list_logged(), ended)
+        self._compare_lists("log", self._logs.records, ended)
         for raw, each in zip(wire, sent, strict=False):
             await self._compare_bodies(raw, each)
         for each in fetched:
@@ -172,12 +172,8 @@ class RequestViews:
 
     def _list_wire(self) -> list[RecordedRequest]:
         pairs = zip(self.servers, self._positions, strict=True)
-        return [
-            request
-            for server, start in pairs
-            for request in server.requests[start:]
-            if is_create_request(request)
-        ]
+        requests = [each for server, start in pairs for each in server.requests[start:]]
+        return list(filter(is_create_request, requests))
 
     def _list_spans(self, operation: str) -> list[Facts]:
         finished = self._spans.get_finished_spans()
@@ -192,9 +188,6 @@ class RequestViews:
             is_error = not span.status.is_ok
             found.append({**facts, **texts, "fallback": fallback, "is_error": is_error})
         return found
-
-    def _list_logged(self) -> list[Facts]:
-        return self._logs.records
 
     def _compare_lists(self, place: str, found: Sequence[Facts], records: Sequence[Facts]) -> None:
         if len(found) != len(records):
@@ -263,9 +256,8 @@ class RequestViews:
             return  # the run compacted or repaired the conversation first
         self.stats.plans += 1
         found = _describe_plan(result.plan)
-        if (
-            result.plan.anchor or result.plan.mode != "conversation"
-        ):  # the id of a new object is not known
+        # The id of a new object is not known.
+        if result.plan.anchor or result.plan.mode != "conversation":
             found["sent_bytes"], found["full_bytes"] = result.plan.sizes
         self._compare("dry run", found, records[0])
         if result.inspection is not None and not result.inspection["conditional"]:
@@ -289,25 +281,14 @@ class RequestViews:
             sums["responses_bytes_full_total", ""] += row.full_bytes
             sums["responses_delta_blocks_count", ""] += row.sent_blocks
         for row in rows:
-            for kind, tokens in (
-                ("input", row.input_tokens),
-                ("cached", row.cached_tokens),
-                ("output", row.output_tokens),
-            ):
-                sums["tokens_total", kind] += tokens or 0
-        names = {
-            "responses_chained_requests_total",
-            "responses_stateless_requests_total",
-            *(name for name, _ in sums),
-        }
+            for kind in ("input", "cached", "output"):
+                sums["tokens_total", kind] += getattr(row, f"{kind}_tokens") or 0
+        names = {f"responses_{kind}_requests_total" for kind in ("chained", "stateless")}
+        names |= {name for name, _ in sums}
         for name, label in sums.keys() | {key for key in grown if key[0] in names}:
             if grown[name, label] != sums[name, label]:
-                statuses = [(each.status, each.error) for each in rows]
-                self._report(
-                    f"metric {name} {label}",
-                    grown[name, label],
-                    f"{sums[name, label]} of {statuses}",
-                )
+                expected = f"{sums[name, label]} of {[(each.status, each.error) for each in rows]}"
+                self._report(f"metric {name} {label}", grown[name, label], expected)
 
     async def _compare_commands(self, result: RunResult, rows: Sequence[RequestRecord]) -> None:
         """Compare the output of ``kedge tree``, ``inspect`` and ``stats``."""
@@ -319,9 +300,8 @@ class RequestViews:
         for each in rows:
             record = describe_row(each)
             self._compare("tree --json", _describe_shape(nodes[each.node]["response"]), record)
-            (line,) = (
-                line for line in lines if f" {each.node} {nodes[each.node]['kind']} " in line
-            )
+            label = f" {each.node} {nodes[each.node]['kind']} "
+            (line,) = (line for line in lines if label in line)
             self._compare_texts("tree", line, _list_tree_texts(each))
         found = await analyze(self.store)
         all_rows = await self.store.responses()
@@ -335,21 +315,19 @@ class RequestViews:
         }
         stats = asdict(found.requests)
         self._compare_values("stats", {name: stats[name] for name in sums}, sums)
-        fallbacks = Counter(each.reason for each in all_rows if is_fallback_reason(each.reason))
-        counted = {each.name: each.count for each in found.requests.fallbacks}
-        self._compare_values("stats", {"fallbacks": counted}, {"fallbacks": dict(fallbacks)})
-        statuses = Counter(each.status for each in all_rows)
-        counted = {each.name: each.count for each in found.requests.statuses}
-        self._compare_values("stats", {"statuses": counted}, {"statuses": dict(statuses)})
+        reasons = [each.reason for each in all_rows if is_fallback_reason(each.reason)]
+        counts = {"fallbacks": reasons, "statuses": [each.status for each in all_rows]}
+        for kind, names in counts.items():
+            counted = {each.name: each.count for each in getattr(found.requests, kind)}
+            self._compare_values("stats", {kind: counted}, {kind: dict(Counter(names))})
         tokens = {"input": sum(each.input_tokens or 0 for each in all_rows)}
         self._compare_values("stats tokens", {"input": found.tokens.input}, tokens)
 
     async def _compare_api(self, name: str, rows: Sequence[RequestRecord]) -> None:
         """Compare the API of the page: the chain, and the plan of each request."""
         async with connect("practice") as engine:
-            service = ConversationService(
-                self.store, ModelSelector(engine, ("practice",)), clock=self.store.clock
-            )
+            models = ModelSelector(engine, ("practice",))
+            service = ConversationService(self.store, models, clock=self.store.clock)
             transport = httpx2.ASGITransport(create_page(service))
             async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as page:
                 chain = (await page.get(f"/api/conversations/{name}/chain")).json()
@@ -435,10 +413,9 @@ def _list_card_texts(row: RequestRecord) -> dict[str, bool]:
 def encode_like_engine(request: RecordedRequest) -> bytes:
     """Return the bytes of a request; an SDK, and the server for a WebSocket, encode the same JSON differently."""
     if request.transport == "websocket":
-        own = {
-            name: value for name, value in request.body.items() if name not in ("type", "stream")
-        }
-        return encode_body(own)
+        return encode_body(
+            {name: request.body[name] for name in request.body if name not in ("type", "stream")}
+        )
     is_sdk = "openai/python" in request.headers.get("user-agent", "").lower()
     return encode_body(request.body) if is_sdk else request.raw
 

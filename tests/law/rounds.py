@@ -138,11 +138,8 @@ async def run_program(result: Round) -> None:
     """Run a program that replays its history, with a server whose memory misbehaves."""
     rng, stats, records = result.rng, MemoryStats(), RecordStats()
     behaviors = [name for name in BEHAVIORS if UNSUITABLE.isdisjoint(BEHAVIORS[name])]
-    behavior, streaming, late = (
-        rng.choice(behaviors),
-        rng.random() < 0.5,
-        rng.choice(("", *LATE_BEHAVIORS)),
-    )
+    behavior, streaming = rng.choice(behaviors), rng.random() < 0.5
+    late = rng.choice(("", *LATE_BEHAVIORS))
     has_reasoning, trust = rng.random() < 0.3, result.choose_trust()
     fuzzer = ProgramFuzzer(rng, behavior, result.door, streaming, trust, has_reasoning, stats)
     fuzzer.records, fuzzer.network = records, result.network
@@ -160,9 +157,7 @@ def _add_memory(result: Round, stats: MemoryStats, in_flight: int) -> None:
     An answer without the context of its Turn is accepted if it was in flight and is reported, or if the server is
     always trusted and its count does not show the loss.
     """
-    if (
-        result.trust == "always"
-    ):  # its answers are shown whatever the server did, and counts only report
+    if result.trust == "always":  # its answers are shown whatever the server did
         incoherent = stats.unreported
     else:
         in_flight = 0 if result.trust == "never" else in_flight

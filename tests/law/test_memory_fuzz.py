@@ -9,7 +9,7 @@ import pytest
 from kedge.providers import connect
 from kedge.testing import serve
 from kedge.turns import Turn, user
-from law.memory_fuzzer import BEHAVIORS, LATE_BEHAVIORS, TRANSPORTS, MemoryFuzzer
+from law.memory_fuzzer import BEHAVIORS, LATE_BEHAVIORS, TRANSPORTS, MemoryFuzzer, MemoryStats
 from law.networks import MemoryNetwork
 from law.program_fuzzer import DOORS, ProgramFuzzer
 
@@ -46,9 +46,8 @@ async def test_no_behavior_shows_a_wrong_answer_in_an_object(
     """Conversation objects are relied on as chains are: no wrong answer, and every dry run is that of its request."""
     rng = random.Random(f"{behavior}/object")
     transport = rng.choice(["stream", "whole"])
-    stats = await MemoryFuzzer(rng, behavior, transport, mode="conversation", network=network).run(
-        8
-    )
+    options: Any = {"mode": "conversation", "network": network}
+    stats = await MemoryFuzzer(rng, behavior, transport, **options).run(8)
     assert (stats.wrong - stats.flagged, stats.contradicted) == (0, 0), stats.first_wrong
     assert stats.wrong <= (1 if behavior in CAPPED and transport == "stream" else 0)
     assert stats.answers == 8
@@ -70,9 +69,8 @@ async def test_server_that_starts_to_forget_shows_one_flagged_answer(
     late: str, transport: str, network: MemoryNetwork
 ) -> None:
     """A server that starts to forget shows at most the answer being streamed, and it is flagged."""
-    stats = await MemoryFuzzer(random.Random(late), "honest", transport, network=network).run(
-        14, late=late
-    )
+    fuzzer = MemoryFuzzer(random.Random(late), "honest", transport, network=network)
+    stats = await fuzzer.run(14, late=late)
     assert stats.wrong <= (0 if transport == "whole" else 1), stats.first_wrong
     assert stats.flagged == stats.wrong
 
@@ -109,12 +107,21 @@ async def test_programs_get_no_unreported_wrong_answer(
 ) -> None:
     """A stream cannot be held back, so one answer in flight may be wrong, and it is reported."""
     rng = random.Random(f"{behavior}/{door}")
-    stats = await ProgramFuzzer(
-        rng, behavior, door, streaming, network=network, client="httpx"
-    ).run(12, edits=True)
+    fuzzer = ProgramFuzzer(rng, behavior, door, streaming, network=network, client="httpx")
+    stats = await fuzzer.run(12, edits=True)
     assert stats.wrong <= (streaming and behavior != "honest"), stats.first_wrong
     assert stats.flagged == stats.wrong
     assert stats.answers == 12
+
+
+async def run_forgetting(
+    door: str, trust: str, network: MemoryNetwork, count: int, *, streaming: bool = True
+) -> MemoryStats:
+    """Send messages through a door to a server that stores nothing."""
+    options: Any = {"network": network, "client": "httpx"}
+    return await ProgramFuzzer(
+        random.Random(3), "stores nothing", door, streaming, trust, **options
+    ).run(count)
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -123,16 +130,7 @@ async def test_losses_of_a_trusted_server_are_in_the_report(
     door: str, streaming: bool, network: MemoryNetwork
 ) -> None:
     """With ``trust="always"`` a chained client and the proxy report every loss that a count can show."""
-    fuzzer = ProgramFuzzer(
-        random.Random(3),
-        "stores nothing",
-        door,
-        streaming,
-        "always",
-        network=network,
-        client="httpx",
-    )
-    stats = await fuzzer.run(12)
+    stats = await run_forgetting(door, "always", network, 12, streaming=streaming)
     assert stats.wrong > 0
     assert stats.flagged > 0
     assert stats.unreported == 0, stats.first_wrong
@@ -143,10 +141,7 @@ async def test_a_server_that_is_never_trusted_is_never_chained_on(
     door: str, network: MemoryNetwork
 ) -> None:
     """With ``trust="never"`` no answer is wrong, whatever the server does."""
-    fuzzer = ProgramFuzzer(
-        random.Random(3), "stores nothing", door, True, "never", network=network, client="httpx"
-    )
-    stats = await fuzzer.run(8)
+    stats = await run_forgetting(door, "never", network, 8)
     assert (stats.wrong, stats.chained, stats.answers) == (0, 0, 8)
 
 
