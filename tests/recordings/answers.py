@@ -48,9 +48,8 @@ class Answer:
             if each.name == "calls":
                 expected, actual = _without_missing_ids(expected, actual)
             if expected != actual:
-                found.append(
-                    f"{each.name}: recorded {_shorten(expected)}, Kedge has {_shorten(actual)}"
-                )
+                recorded, seen_here = _shorten(expected), _shorten(actual)
+                found.append(f"{each.name}: recorded {recorded}, Kedge has {seen_here}")
         return found
 
 
@@ -69,10 +68,10 @@ def _shorten(value: Any) -> str:
 
 def parse_arguments(arguments: Any) -> Any:
     """Return the value of a call's arguments, so that blanks do not matter."""
+    if not isinstance(arguments, str) or not arguments:
+        return arguments or {}
     try:
-        return (
-            json.loads(arguments) if isinstance(arguments, str) and arguments else arguments or {}
-        )
+        return json.loads(arguments)
     except ValueError:
         return arguments
 
@@ -114,20 +113,13 @@ def _read_members(block: turns.Block) -> JsonObject:
     """Return the members of a chat message or call that are stored with a block."""
     item = block.extra.get("item")
     members = item if isinstance(item, FrozenMap) else FrozenMap()
-    return {
-        **thaw(members.get("chat_message", FrozenMap())),
-        **thaw(members.get("chat_call", FrozenMap())),
-    }
+    both = (members.get(name, FrozenMap()) for name in ("chat_message", "chat_call"))
+    return {name: value for each in both for name, value in thaw(each).items()}
 
 
 def _usage_numbers(usage: Usage) -> tuple[int, ...]:
-    return (
-        usage.input_tokens,
-        usage.cached_tokens,
-        usage.output_tokens,
-        usage.reasoning_tokens,
-        usage.cache_write_tokens,
-    )
+    names = ("input", "cached", "output", "reasoning", "cache_write")
+    return tuple(getattr(usage, f"{name}_tokens") for name in names)
 
 
 # What the provider sent.
@@ -135,14 +127,21 @@ def _usage_numbers(usage: Usage) -> tuple[int, ...]:
 
 def read_recorded(exchange: Exchange) -> Answer:
     """Return the content of a recorded answer."""
-    return _READERS[exchange.api](
-        merge_stream(exchange) if exchange.is_stream else exchange.parse()
-    )
+    return _READERS[exchange.api](read_object(exchange))
+
+
+def read_object(exchange: Exchange) -> JsonObject:
+    """Return the recorded response object."""
+    return merge_stream(exchange) if exchange.is_stream else exchange.parse()
 
 
 def merge_stream(exchange: Exchange) -> JsonObject:
     """Return the response object that a recorded stream describes."""
     return _MERGERS[exchange.api](exchange)
+
+
+def _without_nulls(members: JsonObject | None) -> JsonObject:
+    return {name: value for name, value in (members or {}).items() if value is not None}
 
 
 def _count(counts: Any, *names: str) -> int:
@@ -155,9 +154,8 @@ def _read_response(response: JsonObject) -> Answer:
     """Read an object of the Responses API."""
     status, error = response.get("status") or "completed", response.get("error")
     details = response.get("incomplete_details") or {}
-    answer = Answer(
-        _RESPONSE_STATUS.get(status, status), details.get("reason") or "", response.get("id") or ""
-    )
+    status = _RESPONSE_STATUS.get(status, status)
+    answer = Answer(status, details.get("reason") or "", response.get("id") or "")
     if error or answer.status == "failed":
         answer.status, answer.reason = "failed", ""
     for item in response.get("output") or []:
@@ -170,14 +168,11 @@ def _read_response(response: JsonObject) -> Answer:
             case "reasoning":
                 parts = [*(item.get("summary") or []), *(item.get("content") or [])]
                 answer.reasoning += [part["text"] for part in parts if part.get("text")]
-                answer.encrypted += (
-                    [item["encrypted_content"]] if item.get("encrypted_content") else []
-                )
+                encrypted = item.get("encrypted_content")
+                answer.encrypted += [encrypted] if encrypted else []
             case "function_call" | "custom_tool_call":
-                written = item.get("arguments", item.get("input"))
-                answer.calls.append(
-                    (item.get("call_id") or "", item["name"], parse_arguments(written))
-                )
+                written = parse_arguments(item.get("arguments", item.get("input")))
+                answer.calls.append((item.get("call_id") or "", item["name"], written))
             case _:
                 answer.hosted.append(item)
     usage = response.get("usage")
@@ -215,17 +210,12 @@ def _merge_response(exchange: Exchange) -> JsonObject:
             items[event.get("output_index", len(items))] = event["item"]
         elif event.get("type") == "error":
             return {**last, "status": "failed", "output": list(items.values())}
-    sealed = {
-        each["id"]: each
+    sealed: JsonObject = {
+        each["id"]: {"encrypted_content": each["encrypted_content"]}
         for each in items.values()
         if each.get("id") and "encrypted_content" in each
     }
-    listed = [
-        {**each, "encrypted_content": sealed[each["id"]]["encrypted_content"]}
-        if each.get("id") in sealed
-        else each
-        for each in last.get("output") or []
-    ]
+    listed = [{**each, **sealed.get(each.get("id"), {})} for each in last.get("output") or []]
     return {**last, "output": listed or list(items.values())}
 
 
@@ -233,29 +223,23 @@ def _read_completion(completion: JsonObject) -> Answer:
     """Read an object of the Chat Completions API."""
     choices = completion.get("choices") or [{}]
     choice = next((each for each in choices if not each.get("index")), choices[0])
-    message = {
-        name: value for name, value in (choice.get("message") or {}).items() if value is not None
-    }
+    message = _without_nulls(choice.get("message"))
     finish = (choice.get("finish_reason") or "stop").lower()
-    answer = Answer(
-        *_FINISH.get(finish, ("incomplete", finish)), response_id=completion.get("id") or ""
-    )
+    ending = _FINISH.get(finish, ("incomplete", finish))
+    answer = Answer(*ending, response_id=completion.get("id") or "")
     if completion.get("error"):
         answer.status, answer.reason = "failed", ""
     _read_chat_content(answer, message.get("content"))
     answer.texts = ["".join(answer.texts)] if answer.texts else []
     answer.refusals += [message["refusal"]] if message.get("refusal") else []
-    thought = message.get("reasoning_content") or message.get("reasoning")
-    answer.reasoning = (
-        ["".join([thought or "", *answer.reasoning])] if thought or answer.reasoning else []
-    )
+    thought = message.get("reasoning_content") or message.get("reasoning") or ""
+    thoughts = "".join([thought, *answer.reasoning])
+    answer.reasoning = [thoughts] if thought or answer.reasoning else []
     details = message.get("reasoning_details") or []
     for call in message.get("tool_calls") or []:
         inner = call.get("function") or call.get("custom") or {}
-        written = inner.get("arguments", inner.get("input"))
-        answer.calls.append(
-            (call.get("id") or "", inner.get("name") or "", parse_arguments(written))
-        )
+        written = parse_arguments(inner.get("arguments", inner.get("input")))
+        answer.calls.append((call.get("id") or "", inner.get("name") or "", written))
         answer.native |= {k: v for k, v in call.items() if k not in _CALL_MEMBERS and v is not None}
     answer.citations += message.get("annotations") or []
     answer.native |= {"reasoning_details": details} if details else {}
@@ -267,15 +251,12 @@ def _read_completion(completion: JsonObject) -> Answer:
 
 _CALL_MEMBERS = frozenset({"id", "index", "type", "function", "custom"})
 _FINISH: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(
-        ("stop", "tool_calls", "function_call", "end_turn", "tool_use"), ("completed", "")
-    ),
-    **dict.fromkeys(("eos", "stop_sequence"), ("completed", "")),
+    **dict.fromkeys(("stop", "tool_calls", "function_call", "end_turn"), ("completed", "")),
+    **dict.fromkeys(("tool_use", "eos", "stop_sequence"), ("completed", "")),
     **dict.fromkeys(("length", "max_tokens", "model_length"), ("incomplete", "max_output_tokens")),
     "content_filter": ("incomplete", "content_filter"),
-    **dict.fromkeys(
-        ("error", "abort", "cancelled", "insufficient_system_resource"), ("failed", "")
-    ),
+    **dict.fromkeys(("error", "abort", "cancelled"), ("failed", "")),
+    "insufficient_system_resource": ("failed", ""),
 }
 
 
@@ -392,10 +373,8 @@ def _read_message(message: JsonObject) -> Answer:
             case _:
                 answer.hosted.append(block)
     if reason == "refusal":
-        answer.refusals.append(
-            (message.get("stop_details") or {}).get("explanation")
-            or "The model declined to answer."
-        )
+        explanation = (message.get("stop_details") or {}).get("explanation")
+        answer.refusals.append(explanation or "The model declined to answer.")
     usage = message.get("usage")
     if usage:
         rounds = usage.get("iterations") or [usage]
@@ -432,8 +411,8 @@ def _merge_message(exchange: Exchange) -> JsonObject:
             case "content_block_delta":
                 _merge_delta(blocks[event["index"]], event["delta"], event["index"], inputs)
             case "message_delta":
-                usage = {k: v for k, v in (event.get("usage") or {}).items() if v is not None}
-                message |= {k: v for k, v in event["delta"].items() if v is not None}
+                message |= _without_nulls(event["delta"])
+                usage = _without_nulls(event.get("usage"))
                 message["usage"] = {**(message.get("usage") or {}), **usage}
             case "error":
                 message["type"] = "error"
@@ -453,14 +432,11 @@ def _merge_delta(block: JsonObject, delta: JsonObject, index: int, inputs: dict[
         case "signature_delta":
             block["signature"] = delta["signature"]
         case _:
-            for name, value in delta.items():
-                if name != "type":
-                    known = block.get(name)
-                    block[name] = (
-                        known + value
-                        if isinstance(known, str) and isinstance(value, str)
-                        else value
-                    )
+            for name in delta.keys() - {"type"}:
+                known, value = block.get(name), delta[name]
+                if isinstance(known, str) and isinstance(value, str):
+                    value = known + value
+                block[name] = value
 
 
 _READERS = {"responses": _read_response, "chat": _read_completion, "messages": _read_message}

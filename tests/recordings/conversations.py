@@ -14,22 +14,12 @@ from kedge import chain_report
 from kedge.engines import Engine
 from kedge.events.run import AnswerFinished, Healed, ServerForgot
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item, blocks_from_messages, system
-from recordings.answers import merge_stream, read_recorded
+from recordings.answers import read_object, read_recorded
 from recordings.exchanges import Exchange, JsonObject
 from recordings.replay import RecordedServer, Run, connect_recorded, echo_anchor, run_exchange
 
-REQUEST_OPTIONS = frozenset(
-    {
-        "model",
-        "input",
-        "messages",
-        "instructions",
-        "stream",
-        "tools",
-        "previous_response_id",
-        "conversation",
-    }
-)
+REQUEST_OPTIONS = frozenset({"model", "input", "messages", "instructions", "stream", "tools"})
+REQUEST_OPTIONS |= {"previous_response_id", "conversation"}
 """Members of a body that the engine sets itself."""
 
 
@@ -37,11 +27,6 @@ def read_input(request: JsonObject) -> list[JsonObject]:
     """Return the input items of a recorded request."""
     items = request.get("input") or []
     return [{"role": "user", "content": items}] if isinstance(items, str) else items
-
-
-def read_object(exchange: Exchange) -> JsonObject:
-    """Return the recorded response object."""
-    return merge_stream(exchange) if exchange.is_stream else exchange.parse()
 
 
 async def judge_conversation(group: list[Exchange], server: RecordedServer, url: str) -> list[str]:

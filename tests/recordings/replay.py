@@ -84,9 +84,8 @@ def echo_anchor(body: str, request: JsonObject) -> str:
 def serve_recordings() -> Iterator[tuple[RecordedServer, str]]:
     """Run the server, and yield it with its address."""
     server = RecordedServer()
-    app = Starlette(
-        routes=[Route("/{path:path}", server.handle, methods=["GET", "POST", "DELETE"])]
-    )
+    route = Route("/{path:path}", server.handle, methods=["GET", "POST", "DELETE"])
+    app = Starlette(routes=[route])
     with serve_app(app) as url:
         yield server, url
 
@@ -220,12 +219,8 @@ async def _continue(
 def answer_calls(blocks: tuple[Block, ...]) -> list[Block]:
     """Return a result for every call that the client must answer."""
     results: list[Block] = []
-    answered = {
-        key
-        for block in blocks
-        if (effect := call_effect(block)) and not effect[0]
-        for key in effect[1]
-    }
+    effects = [effect for effect in map(call_effect, blocks) if effect]
+    answered = {key for effect in effects if not effect[0] for key in effect[1]}
     for block in blocks:
         effect = call_effect(block)
         if effect is None or not effect[0] or set(effect[1]) & answered:
@@ -239,14 +234,8 @@ def answer_calls(blocks: tuple[Block, ...]) -> list[Block]:
 
 def _answer_hosted(block: OpaqueBlock) -> Block:
     if block.type == "mcp_approval_request":
-        return opaque(
-            {
-                "type": "mcp_approval_response",
-                "approval_request_id": block.item["id"],
-                "approve": True,
-            }
-        )
+        answer = {"type": "mcp_approval_response", "approval_request_id": block.item["id"]}
+        return opaque({**answer, "approve": True})
     call_id = block.item.get("call_id") or block.item.get("id")
-    return opaque(
-        {"type": f"{block.type}_output", "call_id": call_id, "id": call_id, "output": "done"}
-    )
+    answer = {"type": f"{block.type}_output", "call_id": call_id, "id": call_id}
+    return opaque({**answer, "output": "done"})

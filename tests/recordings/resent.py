@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from recordings.answers import merge_stream, parse_arguments
+from recordings.answers import parse_arguments, read_object
 from recordings.exchanges import Exchange, JsonObject
 
 SERVER_MEMBERS = frozenset({"status", "logprobs", "parsed_arguments"})
@@ -14,8 +14,8 @@ CHAT_MEMBERS = ("annotations", "reasoning_details", "extra_content", "thought_si
 
 def compare_resent(exchange: Exchange, body: JsonObject) -> list[str]:
     """Return what is missing in a request that continues a recorded answer."""
-    recorded = merge_stream(exchange) if exchange.is_stream else exchange.parse()
-    return [f"sent back: {each}" for each in _COMPARERS[exchange.api](recorded, body)]
+    differences = _COMPARERS[exchange.api](read_object(exchange), body)
+    return [f"sent back: {each}" for each in differences]
 
 
 def _clean(value: Any, *drop: str) -> Any:
@@ -63,17 +63,12 @@ def _compare_messages(message: JsonObject, body: JsonObject) -> list[str]:
     answers = [each["content"] for each in body["messages"] if each["role"] == "assistant"]
     sent = [_clean(block, "cache_control") for answer in answers for block in answer]
     blocks = message.get("content") or []
-    unsigned = [
-        block for block in blocks if block["type"] == "thinking" and not block.get("signature")
-    ]
     found: list[str] = []
     for at, block in enumerate(blocks):
         is_trailing = all(each["type"] in ("thinking", "redacted_thinking") for each in blocks[at:])
-        if (
-            block in unsigned
-            or is_trailing
-            or (block["type"] == "text" and not block["text"].strip())
-        ):
+        is_unsigned = block["type"] == "thinking" and not block.get("signature")
+        is_blank = block["type"] == "text" and not block["text"].strip()
+        if is_trailing or is_unsigned or is_blank:
             continue
         expected = _clean(block)
         if expected.get("caller") == {"type": "direct"}:
@@ -92,21 +87,15 @@ def _compare_completion(completion: JsonObject, body: JsonObject) -> list[str]:
     message = (completion.get("choices") or [{}])[0].get("message") or {}
     answers = [each for each in body["messages"] if each["role"] == "assistant"]
     if not answers:
-        return (
-            ["no message of the assistant"]
-            if message.get("content") or message.get("tool_calls")
-            else []
-        )
-    found = [
-        f"no {name} like {_describe(message[name])}"
-        for name in CHAT_MEMBERS
-        if message.get(name) and _is_needed(name, message[name])
-        and _clean(message[name]) not in [_clean(each.get(name)) for each in answers]
-    ]  # fmt: skip
-    written, sent = (
-        _join_text(message.get("content")),
-        "".join(_join_text(each.get("content")) for each in answers),
-    )
+        has_content = message.get("content") or message.get("tool_calls")
+        return ["no message of the assistant"] if has_content else []
+    found: list[str] = []
+    for name in CHAT_MEMBERS:
+        value, resent_values = message.get(name), [_clean(each.get(name)) for each in answers]
+        if value and _is_needed(name, value) and _clean(value) not in resent_values:
+            found.append(f"no {name} like {_describe(value)}")
+    written = _join_text(message.get("content"))
+    sent = "".join(_join_text(each.get("content")) for each in answers)
     if written != sent:
         found.append(f"text {_describe(sent)} instead of {_describe(written)}")
     calls = [_normalize_call(call) for call in message.get("tool_calls") or []]
@@ -137,12 +126,8 @@ def _normalize_call(call: JsonObject) -> JsonObject:
     inner = call.get("function") or call.get("custom") or {}
     rest = {k: v for k, v in call.items() if k not in ("index", "id", "type", "function", "custom")}
     arguments = parse_arguments(inner.get("arguments", inner.get("input")))
-    return {
-        "id": call.get("id") or "",
-        "name": inner.get("name"),
-        "arguments": arguments,
-        **_clean(rest),
-    }
+    named = {"id": call.get("id") or "", "name": inner.get("name"), "arguments": arguments}
+    return {**named, **_clean(rest)}
 
 
 _COMPARERS = {

@@ -14,6 +14,9 @@ USAGE = {"input_tokens": 9, "output_tokens": 3, "total_tokens": 12}
 MESSAGE = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
 
 
+HOSTS = {"responses": "api.openai.com", "chat": "openrouter.ai", "messages": "api.anthropic.com"}
+
+
 def make_response(text: str, number: int = 1, **members: Any) -> dict[str, Any]:
     """Return an object of the Responses API with one message."""
     content = [{"type": "output_text", "text": text, "annotations": []}]
@@ -37,53 +40,37 @@ def make_stream(*events: dict[str, Any]) -> str:
 
 def make_line(api: str, name: str, request: dict[str, Any], body: Any, **members: Any) -> str:
     """Return a line of a recording."""
-    hosts = {
-        "responses": "api.openai.com",
-        "chat": "openrouter.ai",
-        "messages": "api.anthropic.com",
-    }
     text = body if isinstance(body, str) else json.dumps(body)
-    line = {"name": name, "api": api, "host": hosts[api], "status": 200, "request": request}
+    line = {"name": name, "api": api, "host": HOSTS[api], "status": 200, "request": request}
     return json.dumps({**line, "body": text, **members})
 
 
 def make_responses_lines() -> list[str]:
     """Return a conversation of two requests, one with a stream."""
     first, second = make_response("Hello."), make_response("Bye.", 2)
-    question = {"role": "user", "content": "Hi"}
+    question, empty = {"role": "user", "content": "Hi"}, {**MESSAGE, "content": []}
     delta = {"type": "response.output_text.delta", "output_index": 0, "content_index": 0}
     stream = make_stream(
         {"type": "response.created", "response": {**second, "status": "in_progress", "output": []}},
-        {
-            "type": "response.output_item.added",
-            "output_index": 0,
-            "item": {**MESSAGE, "content": []},
-        },
+        {"type": "response.output_item.added", "output_index": 0, "item": empty},
         {**delta, "item_id": "msg_1", "delta": "Bye."},
         {"type": "response.output_item.done", "output_index": 0, "item": second["output"][0]},
         {"type": "response.completed", "response": second},
     )
-    history = [
-        question,
-        {"role": "assistant", "content": "Hello."},
-        {"role": "user", "content": "Bye"},
-    ]
+    answer = {"role": "assistant", "content": "Hello."}
+    request = {"model": "gpt-5.1", "input": [question]}
+    again = {**request, "input": [question, answer, {"role": "user", "content": "Bye"}]}
     return [
-        make_line("responses", "talk#0", {"model": "gpt-5.1", "input": [question]}, first),
-        make_line(
-            "responses", "talk#1", {"model": "gpt-5.1", "input": history, "stream": True}, stream
-        ),
+        make_line("responses", "talk#0", request, first),
+        make_line("responses", "talk#1", {**again, "stream": True}, stream),
     ]
 
 
 def make_chat_lines() -> list[str]:
     """Return a completion, and an error."""
     request = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-    choice = {
-        "index": 0,
-        "finish_reason": "stop",
-        "message": {"role": "assistant", "content": "Hello."},
-    }
+    message = {"role": "assistant", "content": "Hello."}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
     counts = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
     completion = {"id": "gen-1", "model": "m", "created": 1, "choices": [choice], "usage": counts}
     error = {"error": {"message": "No such model.", "code": 404}}
@@ -95,11 +82,8 @@ def make_chat_lines() -> list[str]:
 
 def make_messages_line() -> str:
     """Return a message with a call."""
-    request = {
-        "model": "claude-opus-4-8",
-        "max_tokens": 10,
-        "messages": [{"role": "user", "content": "Hi"}],
-    }
+    question = {"role": "user", "content": "Hi"}
+    request = {"model": "claude-opus-4-8", "max_tokens": 10, "messages": [question]}
     call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": 1}}
     message = {
         "id": "msg_1",
@@ -129,11 +113,8 @@ def test_recordings_of_all_apis_are_replayed_without_differences(tmp_path: Path)
     lines = [*make_responses_lines(), *make_chat_lines(), make_messages_line()]
     report = replay_folder(write_folder(tmp_path, *lines))
     assert report.differences == []
-    assert report.replayed == {
-        ("responses", "api.openai.com"): 2,
-        ("chat", "openrouter.ai"): 2,
-        ("messages", "api.anthropic.com"): 1,
-    }
+    counts = {"responses": 2, "chat": 2, "messages": 1}
+    assert report.replayed == {(api, HOSTS[api]): count for api, count in counts.items()}
     assert (report.judged, report.chained) == (1, 1)
 
 
