@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from engines.conftest import open_engine
-from engines.runs import request_bodies, send_lines
+from engines.runs import Link, request_bodies, send_lines
 from kedge.engines import ResponsesEngine
 from kedge.planning import get_state, prefix_digest, set_state
 from kedge.testing import TestServer
@@ -55,13 +55,11 @@ async def test_periodic_audit_heals_a_difference(server: TestServer) -> None:
     assert "previous_response_id" not in request_bodies(server)[-1]
 
 
-async def test_audit_without_stored_items_has_no_result(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_audit_without_stored_items_has_no_result(link: Link) -> None:
     """Items that cannot be fetched are not compared, so the audit has no result."""
-    turn = await send_lines(engine, "One")
-    server.forget()
-    audit = await engine.verify(turn)
+    turn = await link.send("One")
+    link.server.forget()
+    audit = await link.engine.verify(turn)
     assert audit.agrees is None
 
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
-from engines.runs import last_text, read_until, request_bodies
+from engines.runs import Link, last_text, read_until, request_bodies
 from kedge import Chat
 from kedge.engines import ResponsesEngine
 from kedge.errors import InvalidTurn, RequestRefused, ServerFailed
@@ -29,57 +29,55 @@ def count_requests(server: TestServer) -> int:
     )
 
 
-async def test_a_queued_response_is_an_outcome_of_its_own(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_a_queued_response_is_an_outcome_of_its_own(link: Link) -> None:
     """The Turn has the id of the response, polling appends the answer, and the answer is an anchor."""
-    async with engine.stream(TURN, background=True, streaming=False) as stream:
+    async with link.engine.stream(TURN, background=True, streaming=False) as stream:
         turn = await stream.finish()
     running = find_running(turn)
     assert running is not None
     assert stream.answers[-1].outcome.status == "running"
     assert turn.blocks == TURN.blocks
-    turn = await engine.poll(turn)
+    turn = await link.engine.poll(turn)
     assert last_text(turn) == "Hello there."
     assert find_running(turn) is None
     assert (
         get_state(turn).previous_response_id == turn.blocks[-1].response_id == running.response_id
     )
-    await engine.run(turn.append(user("And now?")))
-    assert count_requests(server) == 2
-    assert request_bodies(server)[1]["previous_response_id"] == running.response_id
+    await link.send("And now?", turn=turn)
+    assert count_requests(link.server) == 2
+    assert link.bodies[1]["previous_response_id"] == running.response_id
 
 
-async def test_a_stored_turn_keeps_the_id(engine: ResponsesEngine, server: TestServer) -> None:
+async def test_a_stored_turn_keeps_the_id(link: Link) -> None:
     """The JSON form of a Turn has the id, and sending it again waits instead of paying twice."""
-    turn = loads(dumps(await engine.run(TURN, background=True)))
-    assert last_text(await engine.run(turn)) == "Hello there."
-    async with engine.stream(turn) as stream:
+    turn = loads(dumps(await link.engine.run(TURN, background=True)))
+    assert last_text(await link.engine.run(turn)) == "Hello there."
+    async with link.engine.stream(turn) as stream:
         deltas = [event.delta async for event in stream if isinstance(event, TextDelta)]
     assert "".join(deltas) == "Hello there."
-    assert count_requests(server) == 1
+    assert count_requests(link.server) == 1
 
 
-async def test_an_answer_that_is_fetched_twice_was_issued_once(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_an_answer_that_is_fetched_twice_was_issued_once(link: Link) -> None:
     """A Turn may be waited for several times, and each of its answers is an anchor."""
-    turn = await engine.run(TURN, background=True)
-    answers = [await engine.poll(turn), await engine.run(turn), await engine.poll(turn)]
+    turn = await link.engine.run(TURN, background=True)
+    answers = [
+        await link.engine.poll(turn),
+        await link.engine.run(turn),
+        await link.engine.poll(turn),
+    ]
     for answered in answers:
-        plan = engine.plan(answered.append(user("And now?")))
+        plan = link.engine.plan(answered.append(user("And now?")))
         assert plan.previous_response_id == answered.blocks[-1].response_id
-    assert count_requests(server) == 1
+    assert count_requests(link.server) == 1
 
 
-async def test_ids_that_are_issued_twice_in_the_background_are_not_relied_on(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_ids_that_are_issued_twice_in_the_background_are_not_relied_on(link: Link) -> None:
     """A server that issues an id twice is not chained on, also before an answer was fetched."""
-    server.faults.set("reuse_response_id")
+    link.server.faults.set("reuse_response_id")
     for _ in range(2):
-        assert find_running(await engine.run(TURN, background=True))
-    assert engine.plan(Turn([user("And now?")])).mode_reason == "reused_ids"
+        assert find_running(await link.engine.run(TURN, background=True))
+    assert link.engine.plan(Turn([user("And now?")])).mode_reason == "reused_ids"
 
 
 @pytest.mark.parametrize("trust", ["never", "earned"])
@@ -99,19 +97,19 @@ async def test_a_response_in_the_background_is_stored_also_if_everything_is_sent
             await engine.run(TURN, background=True, mode="stateless")
 
 
-async def test_a_background_stream_continues_after_the_last_event(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_a_background_stream_continues_after_the_last_event(link: Link) -> None:
     """A stream whose connection ends is continued with ``starting_after``, without repeated text."""
-    server.faults.set("cut_after_events=5", times=1)
-    async with engine.stream(Turn([user("Say: One two three four.")]), background=True) as stream:
+    link.server.faults.set("cut_after_events=5", times=1)
+    async with link.engine.stream(
+        Turn([user("Say: One two three four.")]), background=True
+    ) as stream:
         deltas = [event.delta async for event in stream if isinstance(event, TextDelta)]
     assert "".join(deltas) == last_text(stream.turn) == "One two three four."
-    fetched = [each for each in server.requests if each.method == "GET"]
+    fetched = [each for each in link.server.requests if each.method == "GET"]
     assert [each.path for each in fetched] == [
         f"/v1/responses/{stream.turn.blocks[-1].response_id}"
     ]
-    assert count_requests(server) == 1
+    assert count_requests(link.server) == 1
 
 
 async def test_a_background_stream_that_cannot_be_continued_keeps_its_id() -> None:
@@ -134,14 +132,12 @@ async def test_a_background_stream_that_cannot_be_continued_keeps_its_id() -> No
     assert running.response_id == "resp_1"
 
 
-async def test_a_run_that_is_left_early_keeps_the_id(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_a_run_that_is_left_early_keeps_the_id(link: Link) -> None:
     """``stream.reached`` has the id as soon as the response has started."""
-    async with engine.stream(TURN, background=True) as stream:
+    async with link.engine.stream(TURN, background=True) as stream:
         await read_until(stream, ResponseStarted)
-    assert last_text(await engine.poll(stream.reached)) == "Hello there."
-    assert count_requests(server) == 1
+    assert last_text(await link.engine.poll(stream.reached)) == "Hello there."
+    assert count_requests(link.server) == 1
 
 
 def dump(value: Any) -> str:
@@ -149,16 +145,14 @@ def dump(value: Any) -> str:
     return bytes(json_response(value).body).decode()
 
 
-async def test_a_response_in_the_background_can_be_cancelled(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_a_response_in_the_background_can_be_cancelled(link: Link) -> None:
     """The server stops it, and the Turn can be sent again."""
     slow = Turn([user("Write 5000 words, very slowly")])
-    turn = await engine.cancel(await engine.run(slow, background=True))
+    turn = await link.engine.cancel(await link.engine.run(slow, background=True))
     assert find_running(turn) is None
     with pytest.raises(InvalidTurn, match="send it with run"):
-        await engine.poll(turn)
-    assert server.running == 0
+        await link.engine.poll(turn)
+    assert link.server.running == 0
 
 
 async def test_a_finished_response_cannot_be_cancelled_and_is_returned() -> None:
@@ -245,14 +239,12 @@ def test_sync_code_can_wait(server: TestServer) -> None:
     engine.close()
 
 
-async def test_the_state_of_a_chat_keeps_the_id(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_the_state_of_a_chat_keeps_the_id(link: Link) -> None:
     """A chat continues with the answer when it is called with the state and no message."""
-    chat = Chat(engine)
+    chat = Chat(link.engine)
     queued = await chat.chat_with_state(None, "Say: Hello there.", background=True)
     assert queued.text == ""
     assert queued.response_id
-    answer = await Chat(engine).chat_with_state(queued.state)
+    answer = await Chat(link.engine).chat_with_state(queued.state)
     assert (answer.text, answer.response_id) == ("Hello there.", queued.response_id)
-    assert count_requests(server) == 1
+    assert count_requests(link.server) == 1

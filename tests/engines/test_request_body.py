@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.conftest import open_engine
-from engines.runs import request_bodies, send_lines
+from engines.runs import Link, request_bodies
 from for_each import for_each
-from kedge.engines import Request, ResponsesEngine, anthropic, chat_completions
+from kedge.engines import Request, anthropic, chat_completions
 from kedge.engines.request_options import PLANNED_PARAMS, convert_tool, to_definition
 from kedge.engines.transport import encode_body
 from kedge.errors import InvalidSetting, InvalidTurn, ResendTooLong, UnsupportedParameter
@@ -26,15 +26,13 @@ TURN = Turn([user("Hello")])
 
 @pytest.mark.parametrize("name", sorted(PLANNED_PARAMS))
 @pytest.mark.parametrize("extra", [False, True])
-async def test_member_set_by_the_plan_is_rejected(
-    engine: ResponsesEngine, server: TestServer, name: str, extra: bool
-) -> None:
+async def test_member_set_by_the_plan_is_rejected(link: Link, name: str, extra: bool) -> None:
     """The error names the alternative, and nothing is sent."""
     options: dict[str, Any] = {"extra_body": {name: "x"}} if extra else {name: "x"}
     with pytest.raises(UnsupportedParameter, match="the plan decides") as exc_info:
-        await engine.run(TURN, **options)
+        await link.engine.run(TURN, **options)
     assert PLANNED_PARAMS[name] in str(exc_info.value)
-    assert request_bodies(server) == []
+    assert link.bodies == []
 
 
 @pytest.mark.parametrize("model", ["responses", "chat"])
@@ -77,25 +75,21 @@ async def test_extra_body_members_are_sent_unchanged(server: TestServer) -> None
     assert "extra_body" not in body
 
 
-async def test_resend_limit_is_an_option_and_not_a_body_member(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """The option limits healing and is not sent to the server."""
-    turn = await send_lines(engine, "One")
-    server.forget()
+async def test_resend_limit_is_an_option_and_not_a_body_member(link: Link) -> None:
+    """The option limits healing and is not sent to the link.server."""
+    turn = await link.send("One")
+    link.server.forget()
     with pytest.raises(ResendTooLong):
-        await engine.run(turn.append(user("Two")), resend_limit=1)
-    assert "resend_limit" not in request_bodies(server)[-1]
+        await link.send("Two", turn=turn, resend_limit=1)
+    assert "resend_limit" not in link.bodies[-1]
 
 
-async def test_constructed_request_cannot_override_the_plan(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_constructed_request_cannot_override_the_plan(link: Link) -> None:
     """The parameters of a `Request` object are checked before anything is sent."""
     request = Request(params={"previous_response_id": "resp_x"})
     with pytest.raises(UnsupportedParameter, match="previous_response_id"):
-        await anext(engine.events(TURN, request))
-    assert not server.requests
+        await anext(link.engine.events(TURN, request))
+    assert not link.server.requests
 
 
 @pytest.mark.parametrize(

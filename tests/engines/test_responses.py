@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from engines.conftest import open_engine
 from engines.fake_server import connect_to, json_response
-from engines.runs import check_law, collect_events, last_text, request_bodies, send_lines
+from engines.runs import Link, last_text
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
 from kedge.errors import UnknownSetting
 from kedge.events import TextDelta
@@ -24,57 +24,51 @@ from kedge.turns import Turn, tool_call, tool_result, user
 PROMPT = {"id": "pmpt_1", "variables": {"city": "Oslo"}}
 
 
-async def test_second_request_sends_only_new_blocks(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_second_request_sends_only_new_blocks(link: Link) -> None:
     """A chained request has the anchor and the delta, and the model reads the complete context."""
-    turn = await send_lines(engine, "My name is Ada.", "What did I say first?")
-    first, second = request_bodies(server)
+    turn = await link.send("My name is Ada.", "What did I say first?")
+    first, second = link.bodies
     assert "previous_response_id" not in first
     assert second["previous_response_id"] == turn.blocks[1].response_id
     assert len(second["input"]) == 1
-    check_law(server, turn)
+    link.check_law(turn)
     assert "My name is Ada." in last_text(turn)
 
 
 async def test_rollback_switch_overrides_other_settings(
-    engine: ResponsesEngine, server: TestServer, monkeypatch: pytest.MonkeyPatch
+    link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``ENABLE_RESPONSE_BOUNDARY_TRACKING=0`` sends everything, with an event that reports it."""
-    turn = await send_lines(engine, "One")
+    turn = await link.send("One")
     turn = set_state(turn, structs.replace(get_state(turn), mode="chained"))
     monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
-    _, events = await collect_events(engine, turn.append(user("Two")), mode="chained")
+    _, events = await link.collect(turn, "Two", mode="chained")
     assert ModeChanged("stateless", "chained", "switched_off") in events
-    assert "previous_response_id" not in request_bodies(server)[-1]
+    assert "previous_response_id" not in link.bodies[-1]
 
 
-async def test_mode_of_the_state_overrides_the_default(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_mode_of_the_state_overrides_the_default(link: Link) -> None:
     """The mode of the state is used when the request has none."""
     turn = set_state(Turn([user("One")]), ConversationState(mode="stateless"))
-    await engine.run(turn)
-    assert request_bodies(server)[-1]["store"] is False
+    await link.engine.run(turn)
+    assert link.bodies[-1]["store"] is False
 
 
-async def test_call_ids_that_are_too_long_are_shortened(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
+async def test_call_ids_that_are_too_long_are_shortened(link: Link) -> None:
     """A call of another provider is sent with an id that the API accepts, and so is its result."""
     turn = Turn([user("Call f.")])
     for call_id in ("c" * 64, "c" * 65, "d" * 300):
         turn = turn.append(tool_call("f", "{}", call_id=call_id), tool_result(call_id, "1"))
-    turn = await engine.run(turn)
-    items = request_bodies(server)[-1]["input"][1:]
+    turn = await link.engine.run(turn)
+    items = link.bodies[-1]["input"][1:]
     sent = [item["call_id"] for item in items]
     assert sent[0] == "c" * 64
     assert sent[::2] == sent[1::2]
     assert len(set(sent)) == 3
     assert max(map(len, sent)) == 64
-    assert await engine.count_tokens(turn) > 0
-    turn = await engine.run(turn.append(user("What did I say first?")))
-    assert len(request_bodies(server)[-1]["input"]) == 1
+    assert await link.engine.count_tokens(turn) > 0
+    turn = await link.send("What did I say first?", turn=turn)
+    assert len(link.bodies[-1]["input"]) == 1
     assert "Call f." in last_text(turn)
 
 
