@@ -19,10 +19,17 @@ def replay(response: Any) -> list[dict[str, Any]]:
     return [item.model_dump(exclude_none=True) for item in response.output]
 
 
-def ask(client: OpenAI, history: list[Any], text: str, **options: Any) -> Any:
+def ask(
+    client: OpenAI, history: list[Any], text: str, *, streaming: bool = False, **options: Any
+) -> Any:
     """Add a message to the history, send the complete history, and add the output."""
     history.append(message(text))
-    response = client.responses.create(model="practice", input=history, **options)
+    body: Any = {"model": "practice", "input": history, **options}
+    if streaming:
+        with client.responses.stream(**body) as events:
+            response: Any = events.get_final_response()
+    else:
+        response = client.responses.create(**body)
     history += replay(response)
     return response
 

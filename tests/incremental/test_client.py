@@ -17,17 +17,14 @@ from kedge.incremental.report import ChainedRequest, ChainReport
 from kedge.testing import TestServer
 from normalization import normalize_items
 
-TOOL: Any = {
-    "type": "function",
-    "name": "add",
-    "parameters": {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-        "required": ["a", "b"],
-        "additionalProperties": False,
-    },
-    "strict": True,
+INTEGER = {"type": "integer"}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": INTEGER, "b": INTEGER},
+    "required": ["a", "b"],
+    "additionalProperties": False,
 }
+TOOL: Any = {"type": "function", "name": "add", "parameters": PARAMETERS, "strict": True}
 
 
 def test_a_resent_history_is_sent_as_a_delta(server: TestServer, client: OpenAI) -> None:
@@ -88,15 +85,9 @@ def test_a_lost_response_is_healed(server: TestServer, client: OpenAI, stream: b
     history: list[Any] = []
     ask(client, history, "My name is Ada.")
     server.forget()
-    history.append(message("What is my name?"))
-    if stream:
-        with client.responses.stream(model="practice", input=history) as events:
-            answer = events.get_final_response()
-    else:
-        answer = client.responses.create(model="practice", input=history)
+    answer = ask(client, history, "What is my name?", streaming=stream)
     assert answer.output_text == "Your name is Ada."
     assert chain_report(client).healed == {"rejected": 1}
-    history += replay(answer)
     ask(client, history, "And again?")
     assert chain_report(client).chained == 1  # on the response that healed
 
@@ -109,12 +100,7 @@ def test_a_server_that_silently_lost_its_context_is_healed(
     history: list[Any] = []
     ask(client, history, "My name is Ada.")
     server.faults.set("forget_silently,echo=no", times=1)
-    history.append(message("What is my name?"))
-    if stream:
-        with client.responses.stream(model="practice", input=history) as events:
-            answer = events.get_final_response()
-    else:
-        answer = client.responses.create(model="practice", input=history)
+    answer = ask(client, history, "What is my name?", streaming=stream)
     assert answer.output_text == "Your name is Ada."
     report = chain_report(client)
     assert report.healed == {"forgot": 1}
@@ -257,9 +243,8 @@ def test_two_users_in_the_url_share_no_anchors(
     index = MemoryIndex()
     history: list[Any] = []
     for login in ("ada:1", "bob:2"):
-        client = make_client(
-            default_query={"api-version": "1", **({"Code": login} if in_query else {})}
-        )
+        query = {"api-version": "1", "Code": login} if in_query else {"api-version": "1"}
+        client = make_client(default_query=query)
         if not in_query:
             client.base_url = server.base_url.replace("//", f"//{login}@")
         ask(chain(client, index=index), history, "Hello")
@@ -405,11 +390,9 @@ def test_an_unknown_server_is_not_trusted(known: bool) -> None:
         sent.append(body)
         text = [{"type": "output_text", "text": "Hello", "annotations": []}]
         output = [{"id": "m", "type": "message", "role": "assistant", "content": text}]
-        echo = body.get("previous_response_id")
-        response = {"id": f"r{len(sent)}", "object": "response", "status": "completed"}
-        return httpx2.Response(
-            200, json={**response, "output": output, "previous_response_id": echo}
-        )
+        names = {"id": f"r{len(sent)}", "previous_response_id": body.get("previous_response_id")}
+        response = {**names, "object": "response", "status": "completed", "output": output}
+        return httpx2.Response(200, json=response)
 
     url = "https://api.openai.com/v1" if known else "http://127.0.0.1:4000/v1"
     with httpx2.Client(transport=httpx2.MockTransport(answer), base_url=url) as http:
@@ -438,30 +421,26 @@ async def test_an_asynchronous_client(server: TestServer) -> None:
     check_contexts(server, [history[: 2 * n + 1] for n in range(4)])
 
 
+CALL = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{}"}
+MISSING = {"type": "reasoning", "id": "rs_1", "summary": []}
+
+
+@pytest.mark.parametrize(
+    ("items", "error", "match"),
+    [
+        ([CALL], BadRequestError, "No tool output found for function call call_1"),
+        ([MISSING, message("Hello", "assistant")], NotFoundError, "Item with id 'rs_1' not found"),
+    ],
+)
 def test_an_invalid_request_of_the_program_is_not_evidence(
-    server: TestServer, client: OpenAI
+    server: TestServer, client: OpenAI, items: list[Any], error: type[Exception], match: str
 ) -> None:
-    """Calls without outputs are rejected as without Kedge, and valid requests are still chained."""
+    """A call without output and a missing item are rejected as without Kedge; valid requests are still chained."""
     history: list[Any] = []
     ask(client, history, "My name is Ada.")
-    call = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{}"}
-    items: Any = [*history, call, message("And?")]
     for _ in range(3):
-        with pytest.raises(BadRequestError, match="No tool output found for function call call_1"):
-            client.responses.create(model="practice", input=items)
-    assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
-    assert bodies(server)[-1]["previous_response_id"]
-
-
-def test_a_missing_item_of_the_program_is_not_evidence(server: TestServer, client: OpenAI) -> None:
-    """The error reaches the program as without Kedge, and valid requests are still chained."""
-    history: list[Any] = []
-    ask(client, history, "My name is Ada.")
-    missing = {"type": "reasoning", "id": "rs_1", "summary": []}
-    items: Any = [*history, missing, message("Hello", "assistant"), message("And?")]
-    for _ in range(3):
-        with pytest.raises(NotFoundError, match="Item with id 'rs_1' not found"):
-            client.responses.create(model="practice", input=items)
+        with pytest.raises(error, match=match):
+            ask(client, [*history, *items], "And?")
     assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
     assert bodies(server)[-1]["previous_response_id"]
 
@@ -488,11 +467,10 @@ def test_a_background_stream_that_was_left_is_an_anchor_after_its_retrieval(
 ) -> None:
     """The program closes the stream at its first event, and fetches the response when it is complete."""
     history: list[Any] = [message("My name is Ada.")]
-    with client.responses.create(
-        model="practice", input=history, background=True, stream=True
-    ) as stream:
-        response: Any = next(iter(stream))
-    response_id = response.response.id
+    body: Any = {"model": "practice", "input": history, "background": True, "stream": True}
+    with client.responses.create(**body) as stream:
+        started: Any = next(iter(stream))
+    response_id = started.response.id
     for _ in client.responses.retrieve(response_id, stream=True):
         pass
     history += replay(client.responses.retrieve(response_id))
@@ -513,15 +491,12 @@ def test_requests_that_the_program_chains_itself_have_its_anchor(server: TestSer
 
 def test_a_report_is_printed_as_a_summary() -> None:
     """The text of a report has its totals and the reasons, without the requests."""
-    healed, passed = {"gone": 1}, {"new": 2, "edited": 1}
-    report = ChainReport(5, 2, passed, healed, 1, 2_000, 9_000, ())
-    assert str(report).splitlines() == [
+    passed = {"new": 2, "edited": 1}
+    assert str(ChainReport(5, 2, passed, {"gone": 1}, 1, 2_000, 9_000, ())).splitlines() == [
         "2 of 5 requests chained, 2 kB of 9 kB were sent",
         "as written: 2 new, 1 edited",
         "healed: 1 gone",
         "answered without the stored context: 1",
     ]
-    assert (
-        str(ChainReport(0, 0, {}, {}, 0, 0, 0, ()))
-        == "0 of 0 requests chained, 0 B of 0 B were sent"
-    )
+    empty = ChainReport(0, 0, {}, {}, 0, 0, 0, ())
+    assert str(empty) == "0 of 0 requests chained, 0 B of 0 B were sent"

@@ -8,9 +8,10 @@ from openai import OpenAI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.fake_server import json_response, serve_handler, sse_response
+from engines.fake_server import connect_to, json_response, serve_handler, sse_response
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
-from kedge.engines import ResponsesEngine
+from engines.runs import collect_events
+from kedge.engines import Engine, ResponsesEngine
 from kedge.events import Event
 from kedge.events.run import Healed, ModeChanged, ServerForgot
 from kedge.incremental import chain, chain_report, exchange
@@ -43,6 +44,7 @@ ANSWER = (
 
 Counts = Sequence[tuple[int, int, int]]
 """Input, output and reasoning tokens of one response after the other."""
+SENTENCES = "This is a sentence of the message. " * 6
 RECORDED: Counts = ((20, 950, 832), (137, 12, 0))
 """Counts of a hosted model for an answer and for "Thank you." after it."""
 
@@ -82,29 +84,23 @@ class CountingServer:
         if not body.get("stream"):
             return json_response(response)
         started = {**response, "status": "in_progress", "output": [], "usage": None}
-        done = [
-            {"type": "response.output_item.done", "output_index": at, "item": item}
-            for at, item in enumerate(response["output"])
-        ]
+        done = {"type": "response.output_item.done"}
+        items = enumerate(response["output"])
         return sse_response(
             {"type": "response.created", "response": started},
-            *done,
+            *({**done, "output_index": at, "item": item} for at, item in items),
             {"type": "response.completed", "response": response},
         )
 
 
-async def talk(
-    engine: ResponsesEngine, turn: Turn, text: str, **options: Any
-) -> tuple[Turn, list[Event]]:
+async def talk(engine: Engine, turn: Turn, text: str, **options: Any) -> tuple[Turn, list[Event]]:
     """Send a message; return the finished Turn and the events."""
-    async with engine.stream(turn.append(user(text)), **options) as stream:
-        events = [event async for event in stream]
-    return stream.turn, events
+    return await collect_events(engine, turn.append(user(text)), **options)
 
 
 def connect_engine(url: str, **settings: Any) -> ResponsesEngine:
     """Return an engine for a server at this address."""
-    engine = connect(f"responses:{url}#m", max_retries=0, **settings)
+    engine = connect(f"responses:{url}#practice", max_retries=0, **settings)
     assert isinstance(engine, ResponsesEngine)
     return engine
 
@@ -122,19 +118,15 @@ def known_hosts(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return hosts
 
 
-# Known providers
-
-
 @STREAMING
 async def test_recorded_counts_of_a_known_provider_are_no_loss(streaming: bool) -> None:
     """Not all of the output that a hosted model reports is in its next prompt, which is no loss."""
     server = CountingServer(RECORDED)
-    with serve_handler(server.handle) as url:
-        async with connect_engine(url, known_server=KNOWN) as engine:
-            turn, _ = await talk(engine, Turn(), "What is a keel?", streaming=streaming)
-            turn, events = await talk(engine, turn, "Thank you.", streaming=streaming)
-            assert find_losses(events) == []
-            assert engine.plan(turn.append(user("And?")), streaming=streaming).anchor
+    async with connect_to(server.handle, known_server=KNOWN) as engine:
+        turn, _ = await talk(engine, Turn(), "What is a keel?", streaming=streaming)
+        turn, events = await talk(engine, turn, "Thank you.", streaming=streaming)
+        assert find_losses(events) == []
+        assert engine.plan(turn.append(user("And?")), streaming=streaming).anchor
     assert [("previous_response_id" in body) for body in server.bodies] == [False, True]
 
 
@@ -166,27 +158,22 @@ async def test_a_shortfall_of_a_known_provider_must_repeat(streaming: bool) -> N
     """A count that lacks a part of the context is believed when the next one does, too."""
     counts = ((900, 100, 0), (800, 100, 0), (700, 100, 0), (700, 100, 0))
     server = CountingServer(counts)
-    with serve_handler(server.handle) as url:
-        async with connect_engine(url, known_server=KNOWN) as engine:
-            turn, _ = await talk(engine, Turn(), f"{ANSWER} " * 8, streaming=streaming)
-            turn, events = await talk(engine, turn, "Thank you.", streaming=streaming)
-            assert (find_losses(events), len(server.bodies)) == ([], 2)
-            turn, events = await talk(engine, turn, "Thank you.", streaming=streaming)
-            assert find_losses(events)
+    async with connect_to(server.handle, known_server=KNOWN) as engine:
+        turn, _ = await talk(engine, Turn(), f"{ANSWER} " * 8, streaming=streaming)
+        turn, events = await talk(engine, turn, "Thank you.", streaming=streaming)
+        assert (find_losses(events), len(server.bodies)) == ([], 2)
+        turn, events = await talk(engine, turn, "Thank you.", streaming=streaming)
+        assert find_losses(events)
 
 
 @STREAMING
 async def test_a_total_loss_of_a_known_provider_is_believed_at_once(streaming: bool) -> None:
     """A count that the request alone explains shows the loss of the whole context."""
     server = CountingServer(((900, 100, 0), (12, 100, 0), (900, 100, 0)))
-    with serve_handler(server.handle) as url:
-        async with connect_engine(url, known_server=KNOWN) as engine:
-            turn, _ = await talk(engine, Turn(), "What is a keel?", streaming=streaming)
-            _, events = await talk(engine, turn, "Thank you.", streaming=streaming)
-            assert find_losses(events)
-
-
-# Content that cannot be counted
+    async with connect_to(server.handle, known_server=KNOWN) as engine:
+        turn, _ = await talk(engine, Turn(), "What is a keel?", streaming=streaming)
+        _, events = await talk(engine, turn, "Thank you.", streaming=streaming)
+        assert find_losses(events)
 
 
 @STREAMING
@@ -201,11 +188,9 @@ async def test_encrypted_reasoning_does_not_prevent_a_proof(
         async with connect_engine(server.base_url, params=params) as engine:
             turn = Turn()
             for number in range(14):
-                text = f"Think about {number}. " + "This is a sentence of the message. " * 6
+                text = f"Think about {number}. " + SENTENCES
                 parts: list[Any] = [text, image(PICTURE)] if has_image and not number else [text]
-                turn = await engine.run(
-                    turn.append(user(parts)), streaming=streaming, model="practice"
-                )
+                turn = await engine.run(turn.append(user(parts)), streaming=streaming)
         bodies = find_bodies(server)
     assert any(item["type"] == "reasoning" for item in bodies[1]["input"])
     assert sum("previous_response_id" in body for body in bodies) >= 12
@@ -222,10 +207,8 @@ async def test_a_loss_with_encrypted_reasoning_is_detected(streaming: bool) -> N
         async with connect_engine(server.base_url, params=params) as engine:
             turn = Turn()
             for number in range(8):
-                text = f"Think about {number}. " + "This is a sentence of the message. " * 6
-                turn = await engine.run(
-                    turn.append(user(text)), streaming=streaming, model="practice"
-                )
+                text = f"Think about {number}. " + SENTENCES
+                turn, _ = await talk(engine, turn, text, streaming=streaming)
                 assert normalize_items(read_context(server)) == expected_context(turn)
 
 
@@ -239,25 +222,21 @@ def read_context(server: TestServer) -> Any:
     return [each for each in server.requests if each.method == "POST"][-1].context
 
 
-# Trust
-
-
 @STREAMING
 async def test_a_trusted_server_is_chained_on_after_a_loss(streaming: bool) -> None:
     """With ``trust="always"`` a missing response concerns its own conversation, for one request."""
     server = MemoryServer(rejects_unknown=True)
-    with serve_handler(server.handle) as url:
-        async with connect_engine(url, trust="always", clock=FakeClock()) as engine:
-            one, _ = await talk(engine, Turn(), "One", streaming=streaming)
-            two, _ = await talk(engine, Turn(), "Two", streaming=streaming)
-            for response_id in list(server.stored)[:1]:
-                del server.stored[response_id]
-            server.bodies.clear()
-            one, events = await talk(engine, one, "And?", streaming=streaming)
-            assert [type(each) for each in find_losses(events)] == [Healed]
-            for turn in (two, one):
-                _, events = await talk(engine, turn, "And more?", streaming=streaming)
-                assert find_losses(events) == []
+    async with connect_to(server.handle, trust="always", clock=FakeClock()) as engine:
+        one, _ = await talk(engine, Turn(), "One", streaming=streaming)
+        two, _ = await talk(engine, Turn(), "Two", streaming=streaming)
+        for response_id in list(server.stored)[:1]:
+            del server.stored[response_id]
+        server.bodies.clear()
+        one, events = await talk(engine, one, "And?", streaming=streaming)
+        assert [type(each) for each in find_losses(events)] == [Healed]
+        for turn in (two, one):
+            _, events = await talk(engine, turn, "And more?", streaming=streaming)
+            assert find_losses(events) == []
     chained = ["previous_response_id" in body for body in server.bodies]
     assert chained == [True, False, True, True]
 
@@ -266,14 +245,11 @@ async def test_a_trusted_server_is_chained_on_after_a_loss(streaming: bool) -> N
 async def test_counts_of_a_trusted_server_are_only_reported(streaming: bool) -> None:
     """With ``trust="always"`` a count causes no second request: each loss is reported, and a new chain starts."""
     server = MemoryServer(stores=False)
-    with serve_handler(server.handle) as url:
-        async with connect_engine(url, trust="always", clock=FakeClock()) as engine:
-            turn, reports = Turn(), list[list[type[Event]]]()
-            for number in range(6):
-                turn, events = await talk(
-                    engine, turn, ORDINARY.format(number), streaming=streaming
-                )
-                reports.append([type(each) for each in find_losses(events)])
+    async with connect_to(server.handle, trust="always", clock=FakeClock()) as engine:
+        turn, reports = Turn(), list[list[type[Event]]]()
+        for number in range(6):
+            turn, events = await talk(engine, turn, ORDINARY.format(number), streaming=streaming)
+            reports.append([type(each) for each in find_losses(events)])
     assert reports == [[], [ServerForgot]] * 3
     assert ["previous_response_id" in body for body in server.bodies] == [False, True] * 3
 
@@ -282,24 +258,20 @@ async def test_counts_of_a_trusted_server_are_only_reported(streaming: bool) -> 
 async def test_a_proven_server_keeps_other_conversations(streaming: bool) -> None:
     """A conversation whose responses are missing again and again does not stop the others."""
     server, clock = MemoryServer(rejects_unknown=True), FakeClock()
-    with serve_handler(server.handle) as url:
-        async with connect_engine(url, known_server=KNOWN, clock=clock) as engine:
-            lost, _ = await talk(engine, Turn(), "One", streaming=streaming)
-            kept, _ = await talk(engine, Turn(), "Two", streaming=streaming)
-            _, keep = server.stored
-            for number in range(4):
-                server.stored = {keep: server.stored[keep]}
-                lost, _ = await talk(engine, lost, f"Line {number}", streaming=streaming)
-            server.bodies.clear()
-            _, events = await talk(engine, kept, "And?", streaming=streaming)
+    async with connect_to(server.handle, known_server=KNOWN, clock=clock) as engine:
+        lost, _ = await talk(engine, Turn(), "One", streaming=streaming)
+        kept, _ = await talk(engine, Turn(), "Two", streaming=streaming)
+        _, keep = server.stored
+        for number in range(4):
+            server.stored = {keep: server.stored[keep]}
+            lost, _ = await talk(engine, lost, f"Line {number}", streaming=streaming)
+        server.bodies.clear()
+        _, events = await talk(engine, kept, "And?", streaming=streaming)
     assert find_losses(events) == []
     assert "previous_response_id" in server.bodies[-1]
 
 
-# Dry runs
-
-
-async def plan_and_send(engine: ResponsesEngine, turn: Turn) -> tuple[RequestPlan, Turn]:
+async def plan_and_send(engine: Engine, turn: Turn) -> tuple[RequestPlan, Turn]:
     """Return the plan of a dry run, and the Turn after the request."""
     return engine.plan(turn), await engine.run(turn)
 
@@ -307,32 +279,31 @@ async def plan_and_send(engine: ResponsesEngine, turn: Turn) -> tuple[RequestPla
 async def test_a_plan_is_that_of_the_request() -> None:
     """A dry run uses the evidence that ``run`` uses, so both chain or none does."""
     server = MemoryServer(lists=False)
-    with serve_handler(server.handle) as url:
-        async with connect_engine(url) as engine:
-            turn = Turn()
-            for number in range(8):
-                turn = turn.append(user(ORDINARY.format(number)))
-                plan, turn = await plan_and_send(engine, turn)
-                sent = server.bodies[-1].get("previous_response_id", "")
-                assert plan.previous_response_id == sent or plan.conditional
-            assert server.bodies[-1]["previous_response_id"]
+    async with connect_to(server.handle) as engine:
+        turn = Turn()
+        for number in range(8):
+            turn = turn.append(user(ORDINARY.format(number)))
+            plan, turn = await plan_and_send(engine, turn)
+            sent = server.bodies[-1].get("previous_response_id", "")
+            assert plan.previous_response_id == sent or plan.conditional
+        assert server.bodies[-1]["previous_response_id"]
 
 
 async def test_a_plan_that_depends_on_a_probe_says_so() -> None:
     """A new engine does not advise against a server that its request then proves."""
     with serve() as server:
         async with connect_engine(server.base_url) as engine:
-            turn = await engine.run(Turn([user("Hello")]), model="practice")
+            turn = await engine.run(Turn([user("Hello")]))
         async with connect_engine(server.base_url) as engine:
             turn = turn.append(user("And?"))
-            plan = engine.plan(turn, model="practice")
+            plan = engine.plan(turn)
             assert plan.conditional
             assert "trust='always'" not in plan.explain()
             assert "may change" in plan.explain()
-            checked = await engine.probe_and_plan(turn, model="practice")
+            checked = await engine.probe_and_plan(turn)
             assert (bool(checked.anchor), checked.conditional) == (True, False)
             assert len(find_bodies(server)) == 1
-            await engine.run(turn, model="practice")
+            await engine.run(turn)
         assert find_bodies(server)[-1]["previous_response_id"] == checked.previous_response_id
 
 
@@ -474,10 +445,8 @@ async def test_messages_with_lists_are_no_loss(streaming: bool) -> None:
         async with connect(f"responses:{server.base_url}#practice") as engine:
             turn, events = Turn(), list[Event]()
             for text in (*[ANSWER] * 3, *[NUMBERED] * 3):
-                turn = turn.append(user(text))
-                async with engine.stream(turn, streaming=streaming) as stream:
-                    events += [event async for event in stream]
-                turn = stream.turn
+                turn, received = await talk(engine, turn, text, streaming=streaming)
+                events += received
             plan = engine.plan(turn.append(user("Continue.")), streaming=streaming)
     assert not [each for each in events if isinstance(each, ModeChanged | ServerForgot)]
     assert plan.previous_response_id
