@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from forked import ForkedProcess
 from kedge.testing import serve
+from server.conftest import open_client, parse_events
 from server.waiting import TIMEOUT, wait_until
 
 KILLS = int(os.environ.get("KEDGE_KILLS", "1"))
@@ -48,14 +51,12 @@ class RecordingClient:
         """Create a response with streaming."""
         body = {**self.make_body(previous), "stream": True}
         with http.stream("POST", "/responses", json=body) as stream:
-            for line in stream.iter_lines():
-                if line.startswith("data: {"):
-                    event = json.loads(line.removeprefix("data: "))
-                    if event["type"] == "response.created":
-                        self.started.add(event["response"]["id"])
-                    if event["type"] == "response.completed":
-                        self.finished[event["response"]["id"]] = event["response"]
-                        previous = event["response"]["id"]
+            for event in parse_events(stream.iter_lines()):
+                if event["type"] == "response.created":
+                    self.started.add(event["response"]["id"])
+                if event["type"] == "response.completed":
+                    self.finished[event["response"]["id"]] = event["response"]
+                    previous = event["response"]["id"]
         return previous
 
     def make_body(self, previous: str | None) -> dict[str, Any]:
@@ -63,14 +64,19 @@ class RecordingClient:
         return {"model": "m", "input": "some words to say", "previous_response_id": previous}
 
 
+@contextmanager
+def run_server(db: Path, *options: str) -> Iterator[tuple[ForkedProcess, str]]:
+    """Run a server, and yield its process and address."""
+    command = [*SERVE, "--db", str(db), *options]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with ForkedProcess(command, **pipes) as process:
+        assert process.stdout is not None
+        yield process, json.loads(process.stdout.readline())["base_url"]
+
+
 def kill_server(db: Path) -> list[RecordingClient]:
     """Serve several clients, then kill the server."""
-    command = [*SERVE, "--db", str(db)]
-    with ForkedProcess(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        base_url = json.loads(process.stdout.readline())["base_url"]
+    with run_server(db) as (process, base_url):
         clients = [RecordingClient(base_url) for _ in range(4)]
         threads = [threading.Thread(target=client.run_until_killed) for client in clients]
         for thread in threads:
@@ -87,58 +93,45 @@ def test_killed_server_retains_every_finished_response(tmp_path: Path, attempt: 
     """After a restart the database is intact, and no response is in progress."""
     db = tmp_path / "server.db"
     clients = kill_server(db)
-    with (
-        serve(db=str(db)) as server,
-        httpx2.Client(base_url=server.base_url, verify=False, timeout=TIMEOUT) as http,
-    ):
-        assert server.call(lambda s: s._database.unclean_shutdown)
-        assert server.call(lambda s: s._database.execute("PRAGMA integrity_check").fetchone()) == (
-            "ok",
-        )
+    with serve(db=str(db)) as server, open_client(server) as http:
+
+        def read(statement: str) -> Any:
+            return server.call(lambda service: service._database.execute(statement).fetchone())
+
+        assert server.call(lambda service: service._database.unclean_shutdown)
+        assert read("PRAGMA integrity_check") == ("ok",)
         for client in clients:
             for id_, finished in client.finished.items():
-                assert http.get(f"/responses/{id_}").json() == finished
-            cut_off = client.started - client.finished.keys()
-            for id_ in cut_off:
-                stored = http.get(f"/responses/{id_}").json()
+                assert http.get(f"/v1/responses/{id_}").json() == finished
+            for id_ in client.started - client.finished.keys():
+                stored = http.get(f"/v1/responses/{id_}").json()
                 # The last one may have been completed before its client was notified.
                 assert stored["status"] in {"failed", "completed"}
-            last = list(client.finished)[-1]
-            body = {"model": "m", "input": "go on", "previous_response_id": last}
-            assert http.post("/responses", json=body).status_code == 200
+            body = client.make_body(list(client.finished)[-1])
+            assert http.post("/v1/responses", json=body).status_code == 200
             assert len(server.requests[-1].context or ()) == 2 * len(client.finished) + 1
         unfinished = "SELECT count(*) FROM kedge_server_nodes WHERE status = 'in_progress'"
-        assert server.call(lambda s: s._database.execute(unfinished).fetchone()) == (0,)
+        assert read(unfinished) == (0,)
 
 
 def test_response_interrupted_by_a_crash_is_failed(tmp_path: Path) -> None:
     """An interrupted response is stored as failed with an error and cannot be continued."""
     db = tmp_path / "server.db"
-    command = [*SERVE, "--db", str(db), "--pace", "60"]
-    with ForkedProcess(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        base_url = json.loads(process.stdout.readline())["base_url"]
-        body = {"model": "m", "input": "two words", "stream": True}
-        with httpx2.stream(
-            "POST", f"{base_url}/responses", json=body, verify=False, timeout=TIMEOUT
-        ) as stream:
-            lines = stream.iter_lines()  # a reference: closing it would look like a disconnect
-            line = next(line for line in lines if line.startswith("data: "))
-            process.kill()
-    id_ = json.loads(line.removeprefix("data: "))["response"]["id"]
+    body = {"model": "m", "input": "two words", "stream": True}
     with (
-        serve(db=str(db)) as server,
-        httpx2.Client(base_url=server.base_url, verify=False, timeout=TIMEOUT) as http,
+        run_server(db, "--pace", "60") as (process, base_url),
+        httpx2.Client(base_url=base_url, verify=False, timeout=TIMEOUT) as http,
+        http.stream("POST", "/responses", json=body) as stream,
     ):
-        response = http.get(f"/responses/{id_}").json()
-        assert response["status"] == "failed"
-        assert response["error"]["code"] == "server_error"
-        answer = http.post(
-            "/responses", json={"model": "m", "input": "x", "previous_response_id": id_}
-        )
-        assert answer.json()["error"]["code"] == "previous_response_not_completed"
-        assert "is failed" in answer.json()["error"]["message"]
-        items = http.get(f"/responses/{id_}/input_items").json()
+        events = parse_events(stream.iter_lines())  # a reference: closing it is a disconnect
+        id_ = next(events)["response"]["id"]
+        process.kill()
+    with serve(db=str(db)) as server, open_client(server) as http:
+        response = http.get(f"/v1/responses/{id_}").json()
+        assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+        body = {"model": "m", "input": "x", "previous_response_id": id_}
+        error = http.post("/v1/responses", json=body).json()["error"]
+        assert error["code"] == "previous_response_not_completed"
+        assert "is failed" in error["message"]
+        items = http.get(f"/v1/responses/{id_}/input_items").json()
         assert items["data"][0]["content"][0]["text"] == "two words"

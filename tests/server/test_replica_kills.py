@@ -23,6 +23,7 @@ import httpx2
 import psycopg
 
 from postgresql import create_schema
+from server.conftest import parse_events
 from server.replica_process import digest_messages, list_messages
 from server.waiting import TIMEOUT, wait_until
 
@@ -156,7 +157,7 @@ class Client:
         if answer.status_code != 200:
             assert answer.json()["error"]["code"] in TEMPORARY_CODES, answer.text
             return None
-        last = parse_events(answer.text)[-1]
+        last = [*parse_events(answer.text.splitlines())][-1]
         return last["response"] if last["type"] == "response.completed" else None
 
     @property
@@ -182,11 +183,6 @@ class Client:
         self.responses[response["id"]] = response
         if key:
             self.keys.append(key)
-
-
-def parse_events(text: str) -> list[Any]:
-    lines = [line for line in text.splitlines() if line.startswith("data: {")]
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
 class ConversationClient(Client):
@@ -236,12 +232,8 @@ class BackgroundClient(ChainClient):
 
     def step(self) -> None:
         """Create a response, wait for it, and read its events from other servers."""
-        body = {
-            "model": "m",
-            "input": self.text,
-            "previous_response_id": self.previous,
-            "background": True,
-        }
+        body = {"model": "m", "input": self.text, "background": True}
+        body["previous_response_id"] = self.previous
         if self.steps % 2:
             id_ = self.repeat(lambda: self._start_stream({**body, "stream": True}, self.text))
             events = self.repeat(lambda: self._read_events(id_))
@@ -261,14 +253,14 @@ class BackgroundClient(ChainClient):
         with self._http.stream("POST", url, json=body, headers=headers) as stream:
             if stream.status_code != 200:
                 return None
-            line = next((line for line in stream.iter_lines() if "data: {" in line), None)
-        return line and json.loads(line.removeprefix("data: "))["response"]["id"]
+            created = next(parse_events(stream.iter_lines()), None)
+        return created["response"]["id"] if created else None
 
     def _read_events(self, id_: str) -> list[Any] | None:
         answer = self._http.get(f"{self._cluster.choose_url()}/responses/{id_}?stream=true")
         if answer.status_code != 200:
             return None
-        return parse_events(answer.text)
+        return list(parse_events(answer.text.splitlines()))
 
     def _read_finished(self, id_: str) -> Any:
         response = self.call("GET", f"/responses/{id_}")
@@ -277,13 +269,8 @@ class BackgroundClient(ChainClient):
 
 def run_clients(cluster: Cluster, chooser: random.Random) -> list[Client]:
     """Run clients and kill a server after every few steps."""
-    kinds = (
-        ConversationClient,
-        ConversationClient,
-        ChainClient,
-        BackgroundClient,
-        BackgroundClient,
-    )
+    pairs = (ConversationClient, BackgroundClient)
+    kinds = (*pairs, *pairs, ChainClient)
     clients: list[Client] = [kind(cluster, f"client{n}") for n, kind in enumerate(kinds)]
     stop = threading.Event()
     threads = [threading.Thread(target=each.run, args=(stop,)) for each in clients]

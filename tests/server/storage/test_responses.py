@@ -17,7 +17,7 @@ from kedge.server.storage.responses import ResponseEntry, ResponseRepository
 from kedge.store.open import open_current_database, resolve_address
 from kedge.testing import TestServer, serve
 from postgresql import create_schema
-from server.conftest import ask, rejects
+from server.conftest import Connect, ask, rejects, user_message
 from server.waiting import wait_until
 
 SECRET = "the-unmistakable-words-of-a-user"
@@ -37,7 +37,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def running(connect: Callable[[TestServer], OpenAI]) -> RunServer:
+def running(connect: Connect) -> RunServer:
     """Return a context manager that runs a server with given settings and a client for it."""
 
     @contextmanager
@@ -208,26 +208,19 @@ def test_zero_data_retention_stores_nothing(tmp_path: Path, running: RunServer) 
         response = ask(client, SECRET, store=True)
         assert response.model_extra is not None
         assert response.model_extra["store"] is False
-        with pytest.raises(BadRequestError) as exc_info:
+        with rejects("unsupported_parameter", "due to Zero Data Retention"):
             ask(client, "x", response.id)
-        assert exc_info.value.code == "unsupported_parameter"
-        assert "due to Zero Data Retention." in str(exc_info.value)
-        with pytest.raises(BadRequestError, match="Zero Data Retention"):
-            client.conversations.create()
-        with pytest.raises(BadRequestError, match="Zero Data Retention"):
-            ask(client, "x", conversation="conv_x")
+        for use in (client.conversations.create, lambda: ask(client, "x", conversation="conv_x")):
+            with pytest.raises(BadRequestError, match="Zero Data Retention"):
+                use()
         assert SECRET.encode() not in read_files(db)
 
 
 def test_a_database_has_one_server_at_a_time(tmp_path: Path, running: RunServer) -> None:
     """A second server on a file that is not a store is rejected."""
     db = str(tmp_path / "server.db")
-    with (
-        running(db=db),
-        pytest.raises(CannotServe, match="in use by another server"),
-        serve(db=db),
-    ):
-        pass
+    with running(db=db), pytest.raises(CannotServe, match="in use by another server"):
+        serve(db=db).__enter__()
 
 
 def create_store(address: str) -> None:
@@ -243,11 +236,8 @@ def test_several_servers_can_use_a_store(
     shared: dict[str, Any] = {"db": address, "in_store": True}
     with running(**shared) as (_, one), running(**shared) as (_, other):
         responses = [ask(one, "My name is Ada.") for _ in range(3)]
-        second = [
-            ask(client, "What is my name?", response.id)
-            for response in responses
-            for client in (one, other)
-        ]
+        clients = [(response.id, client) for response in responses for client in (one, other)]
+        second = [ask(client, "What is my name?", id_) for id_, client in clients]
         assert len({response.id for response in (*responses, *second)}) == 9
         assert all("Ada" in response.output_text for response in second)
         one.responses.delete(responses[0].id)
@@ -284,18 +274,15 @@ def test_the_oldest_responses_of_a_large_database_are_deleted(
 ) -> None:
     """The limit applies to all content: conversation objects without responses are deleted as well."""
     with running(db=address, max_db_bytes=100_000) as (server, client):
-        conversation = client.conversations.create(
-            items=[{"type": "message", "role": "user", "content": "x" * 50_000}]
-        )
+        conversation = client.conversations.create(items=[user_message("x" * 50_000)])
         old = ask(client, "x" * 50_000)
         assert server.call(lambda service: service.purge()) == 1
         with pytest.raises(NotFoundError):
             client.responses.retrieve(old.id)
         assert server.call(lambda service: service.purge()) == 0
         assert client.conversations.retrieve(conversation.id).id == conversation.id
-        client.conversations.items.create(
-            conversation.id, items=[{"type": "message", "role": "user", "content": "y" * 90_000}]
-        )
+        more: Any = [user_message("y" * 90_000)]
+        client.conversations.items.create(conversation.id, items=more)
         assert server.call(lambda service: service.purge()) == 1
         with pytest.raises(NotFoundError):
             client.conversations.retrieve(conversation.id)
@@ -310,8 +297,8 @@ def test_file_that_is_no_database_is_rejected(tmp_path: Path) -> None:
         (text, "the file is not a SQLite database"),
         (tmp_path, "the file cannot be opened or created"),
     ):
-        with pytest.raises(CannotServe, match=f"{path}.*: {problem}"), serve(db=str(path)):
-            pass
+        with pytest.raises(CannotServe, match=f"{path}.*: {problem}"):
+            serve(db=str(path)).__enter__()
     assert text.read_text().startswith("not a database")
 
 
