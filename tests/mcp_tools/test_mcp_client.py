@@ -71,9 +71,8 @@ async def test_tools_of_a_server_are_listed_and_called(transport: str) -> None:
         assert "out of paper" in failed.text
         wrong = await call(toolbox, "add", {"a": "x", "b": 2})
         assert wrong.metadata["kedge.outcome"] == "failed"
-        parallel = await run_calls(
-            toolbox, [tool_call("add", {"a": number, "b": 1}) for number in range(5)]
-        )
+        calls = [tool_call("add", {"a": number, "b": 1}) for number in range(5)]
+        parallel = await run_calls(toolbox, calls)
         assert [result.text for result in parallel] == ["1", "2", "3", "4", "5"]
         more = Toolbox(toolbox)
         assert (await call(toolbox, "grow")).text == "grown"
@@ -207,11 +206,18 @@ class SessionServer:
         return JSONResponse({"jsonrpc": "2.0", "id": number, "result": result}, headers=headers)
 
 
+@asynccontextmanager
+async def connect_to(answer: Any) -> AsyncGenerator[Toolbox]:
+    """Yield a toolbox connected to a server that answers each HTTP request with a function."""
+    app = Starlette(routes=[Route("/mcp", answer, methods=["GET", "POST", "DELETE"])])
+    async with serve_app(app) as url, mcp_tools(url, connect_timeout=300) as toolbox:
+        yield toolbox
+
+
 async def test_lost_session_is_replaced() -> None:
     """A call in a session that the server does not know is sent again in a new one."""
     server = SessionServer(404, -32600)
-    app = Starlette(routes=[Route("/mcp", server.answer, methods=["GET", "POST", "DELETE"])])
-    async with serve_app(app) as url, mcp_tools(url, connect_timeout=300) as toolbox:
+    async with connect_to(server.answer) as toolbox:
         results = await run_calls(toolbox, [tool_call("echo", {}) for _ in range(3)])
         assert [result.text for result in results] == ["hello"] * 3
         assert server.called == ["session-2"] * 3
@@ -219,9 +225,7 @@ async def test_lost_session_is_replaced() -> None:
 
 async def test_rejected_session_is_replaced_for_the_next_call() -> None:
     """A call that the server rejects with status 400 is not sent again; the next one has a new session."""
-    server = SessionServer(400, -32000)
-    app = Starlette(routes=[Route("/mcp", server.answer, methods=["GET", "POST", "DELETE"])])
-    async with serve_app(app) as url, mcp_tools(url, connect_timeout=300) as toolbox:
+    async with connect_to(SessionServer(400, -32000).answer) as toolbox:
         rejected = (await call(toolbox, "echo")).text
         assert rejected == "The MCP server rejected the call: no such session (HTTP status 400)"
         assert (await call(toolbox, "echo")).text == "hello"
@@ -246,17 +250,14 @@ async def test_chat_uses_mcp_tools() -> None:
         chat = Chat("practice", tools=[toolbox], approve=lambda _: Deny("not today"))
         answer = await chat.chat_with_state(None, 'Call add with {"a": 1, "b": 2}')
         results = [b for b in answer.turn.blocks if isinstance(b, ToolResultBlock)]
-        assert [block.text for block in results] == [
-            "The call was denied and did not run: not today"
-        ]
+        denied = "The call was denied and did not run: not today"
+        assert [block.text for block in results] == [denied]
 
 
 async def test_calls_from_another_event_loop_reach_the_server() -> None:
     """A toolbox can be used from another event loop of the program."""
     async with open_official("http") as toolbox:
-        result = await anyio.to_thread.run_sync(
-            lambda: asyncio.run(call(toolbox, "add", {"a": 2, "b": 2}))
-        )
+        result = await asyncio.to_thread(asyncio.run, call(toolbox, "add", {"a": 2, "b": 2}))
         assert result.text == "4"
 
 

@@ -77,9 +77,8 @@ async def test_conversations_are_listed_searched_and_shown(store: Store) -> None
     assert {hit["conversation"] for hit in hits} == {row["conversation"]}
     assert {"title", "node", "kind", "excerpt"} < set(hits[0])
     transcript = await call(server, "show", {"conversation": row["conversation"]})
-    assert transcript.startswith(
-        "harbour, node 3, 2 blocks\n\n[user]\nMy ship is the Erebus.\n\n[assis"
-    )
+    start = "harbour, node 3, 2 blocks\n\n[user]\nMy ship is the Erebus.\n\n[assis"
+    assert transcript.startswith(start)
     last = await call(server, "show", {"conversation": row["conversation"], "last": 1})
     assert last.startswith("harbour, node 3, 2 blocks, the last 1\n\n[assistant]")
     first = await call(server, "show", {"conversation": row["conversation"], "node": 2})
@@ -215,12 +214,9 @@ async def test_command_serves_standard_streams(environment: dict[str, str]) -> N
 
 def start_http(environment: dict[str, str]) -> "subprocess.Popen[str]":
     """Start the command on a free port and return the process."""
-    return subprocess.Popen(
-        [*KEDGE_MCP, "--http", "--port", "0", "--json"],
-        stdout=subprocess.PIPE,
-        env={**os.environ, **environment},
-        text=True,
-    )
+    command = [*KEDGE_MCP, "--http", "--port", "0", "--json"]
+    env = {**os.environ, **environment}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True)
 
 
 async def test_command_serves_http(store: Store, environment: dict[str, str]) -> None:
@@ -273,9 +269,8 @@ def test_command_offers_tools_allowed_by_options(
 
     monkeypatch.setattr("kedge.mcp.server.serve_stdio", serve)
     monkeypatch.setattr("kedge.cli.serve.run_uvicorn", serve_http)
-    done = run_command(
-        "mcp", "--allow-write", *(["--http", "--port", "0", "--host", "::1"] if http else [])
-    )
+    options = ["--http", "--port", "0", "--host", "::1"] if http else []
+    done = run_command("mcp", "--allow-write", *options)
     assert done.exit_code == 0, done.output
     assert served == (["::1"] if http else [[*READING, "ask", "fork"]])
     assert done.output.startswith("Serving http://[::1]:" if http else "")

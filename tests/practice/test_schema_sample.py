@@ -11,12 +11,7 @@ from jsonschema import Draft202012Validator
 
 from for_each import for_each
 from kedge.errors import SchemaTooComplex
-from kedge.practice.schema_sample import (
-    MAX_OUTPUT_BYTES,
-    MAX_STEPS,
-    SampleBudget,
-    sample_value,
-)
+from kedge.practice.schema_sample import MAX_OUTPUT_BYTES, MAX_STEPS, SampleBudget, sample_value
 from kedge.practice.sentence_values import SentenceValues
 
 
@@ -40,25 +35,21 @@ def list_schema(items: Any) -> dict[str, Any]:
 
 
 CITY = object_schema(city={"type": "string"})
+STRING, INTEGER, NUMBER, NULL = ({"type": name} for name in ("string", "integer", "number", "null"))
 TREE = {
     "$ref": "#/$defs/node",
     "$defs": {
         "node": object_schema(
-            value={"type": "integer"},
-            children={"type": "array", "items": {"$ref": "#/$defs/node"}, "minItems": 0},
+            value=INTEGER, children=list_schema({"$ref": "#/$defs/node"}) | {"minItems": 0}
         )
     },
 }
 LIST = {
     "$ref": "#/$defs/link",
-    "$defs": {
-        "link": object_schema(
-            head={"type": "string"}, tail={"anyOf": [{"$ref": "#/$defs/link"}, {"type": "null"}]}
-        )
-    },
+    "$defs": {"link": object_schema(head=STRING, tail={"anyOf": [{"$ref": "#/$defs/link"}, NULL]})},
 }
 SUM = {
-    "anyOf": [{"$ref": "#/$defs/plus"}, {"type": "number"}],
+    "anyOf": [{"$ref": "#/$defs/plus"}, NUMBER],
     "$defs": {"plus": object_schema(left={"$ref": "#"}, right={"$ref": "#"})},
 }
 
@@ -243,20 +234,11 @@ def test_edge_case_schemas_are_satisfied(schema: Any, sentence: str) -> None:
 
 
 MALFORMED: list[Any] = [
-    {"type": "object", "properties": 3, "required": 4},
-    {"type": "array", "minItems": "many"},
-    {"type": "string", "minLength": "x", "pattern": 4},
-    {"anyOf": 3},
-    {"$ref": "elsewhere.json"},
-    {"$ref": "#/nowhere"},
-    {"$ref": "#"},
-    {"allOf": [{"$ref": "#"}]},
-    {"type": "spaceship"},
-    {"type": {"a": 1}},
-    {"enum": 3},
-    "no schema",
-    None,
-]
+    {"type": "object", "properties": 3, "required": 4}, {"type": "array", "minItems": "many"},
+    {"type": "string", "minLength": "x", "pattern": 4}, {"anyOf": 3}, {"$ref": "elsewhere.json"},
+    {"$ref": "#/nowhere"}, {"$ref": "#"}, {"allOf": [{"$ref": "#"}]}, {"type": "spaceship"},
+    {"type": {"a": 1}}, {"enum": 3}, "no schema", None,
+]  # fmt: skip
 
 
 @for_each("schema", MALFORMED)
@@ -369,30 +351,20 @@ leaves = st.one_of(
 )  # fmt: skip
 
 
+def make_object(members: dict[str, Any], keep: set[str]) -> dict[str, Any]:
+    required = [name for name in members if name in keep]
+    return object_schema(False, **members) | {"required": required, "additionalProperties": False}
+
+
+def make_array(items: Any, low: int, size: int) -> dict[str, Any]:
+    return list_schema(items) | {"minItems": low, "maxItems": low + size}
+
+
 def extend_schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     members = st.dictionaries(names, inner, max_size=4)
     return st.one_of(
-        st.builds(
-            lambda members, keep: {
-                "type": "object",
-                "properties": members,
-                "required": [name for name in members if name in keep],
-                "additionalProperties": False,
-            },
-            members,
-            st.sets(names),
-        ),
-        st.builds(
-            lambda items, low, size: {
-                "type": "array",
-                "items": items,
-                "minItems": low,
-                "maxItems": low + size,
-            },
-            inner,
-            st.integers(0, 3),
-            st.integers(0, 3),
-        ),
+        st.builds(make_object, members, st.sets(names)),
+        st.builds(make_array, inner, st.integers(0, 3), st.integers(0, 3)),
         st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3)),
     )
 

@@ -8,13 +8,7 @@ import pytest
 
 from for_each import for_each
 from kedge.errors import InvalidScript
-from kedge.practice import (
-    OutputPart,
-    PracticeOutput,
-    PracticeRequest,
-    Script,
-    answer,
-)
+from kedge.practice import OutputPart, PracticeOutput, PracticeRequest, Script, answer
 
 TOML = """
 [[answers]]
@@ -51,31 +45,22 @@ def script(tmp_path: Path) -> Script:
 CALL = {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "20 degrees"}
 FIRST = {"type": "message", "role": "assistant", "content": "First."}
+WEATHER = (
+    OutputPart("reasoning", "They want the weather."),
+    OutputPart("function_call", json.dumps({"city": "Paris"}), "get_weather"),
+)
+CALLS = (OutputPart("custom_tool_call", "psst", "shout"), OutputPart("function_call", "{}", "f"))
 CASES: list[tuple[list[Any], PracticeOutput]] = [
-    (  # ``when`` searches for a text in the newest user message, ignoring case
-        [user_item("How is the WEATHER?")],
-        PracticeOutput(
-            (
-                OutputPart("reasoning", "They want the weather."),
-                OutputPart("function_call", json.dumps({"city": "Paris"}), "get_weather"),
-            )
-        ),
-    ),
+    # ``when`` searches for a text in the newest user message, ignoring case.
+    ([user_item("How is the WEATHER?")], PracticeOutput(WEATHER)),
     # ``after`` matches if the context ends with the result of that tool.
     ([user_item("Go."), CALL, RESULT], PracticeOutput((OutputPart("text", "Sunny."),), pace=0.5)),
     (  # ``turn`` counts the answers in the context, one for each run of the model's items
         [user_item("One."), {"type": "reasoning", "summary": []}, FIRST, user_item("Two.")],
         PracticeOutput((OutputPart("refusal", "Not twice."),)),
     ),
-    (  # ``sees`` searches all messages; an answer may have several calls, also custom ones
-        [user_item("A secret."), user_item("Hello.")],
-        PracticeOutput(
-            (
-                OutputPart("custom_tool_call", "psst", "shout"),
-                OutputPart("function_call", "{}", "f"),
-            )
-        ),
-    ),
+    # ``sees`` searches all messages; an answer may have several calls, also custom ones.
+    ([user_item("A secret."), user_item("Hello.")], PracticeOutput(CALLS)),
     ([user_item("Hello.")], answer(PracticeRequest([user_item("Hello.")]))),
 ]
 
@@ -92,9 +77,8 @@ def test_a_script_may_be_json(tmp_path: Path) -> None:
     """A script may be a JSON file with the same tables."""
     path = tmp_path / "script.json"
     path.write_text('{"answers": [{"say": "Hi."}]}')
-    assert Script.load(path).answer(PracticeRequest([])) == PracticeOutput(
-        (OutputPart("text", "Hi."),)
-    )
+    expected = PracticeOutput((OutputPart("text", "Hi."),))
+    assert Script.load(path).answer(PracticeRequest([])) == expected
 
 
 INVALID_SCRIPTS: list[tuple[object, str]] = [

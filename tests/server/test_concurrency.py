@@ -12,7 +12,7 @@ from server.gated_model import GatedModel, last_user_text
 from server.waiting import TIMEOUT, wait_until_async
 from server.websocket_client import connect_client, response_text
 
-STREAM_COUNT = 50
+STREAM_COUNT = 20
 LENGTH, CHUNK = 1_200, "word " * 1_000
 """An answer of 6 MB: larger than what the server's system sends ahead, and the slow reader's receives."""
 RECEIVE_BYTES = 65_536

@@ -153,21 +153,12 @@ def test_server_and_model_agree_on_every_chain(
     for plan in plans:
         alive = [one for one in response_ids if one not in plain.unavailable]
         several = alive if alive and plan["parent"] <= 10 else response_ids
-        previous = (
-            several[plan["parent"] % len(several)] if response_ids and plan["parent"] >= 0 else None
-        )
+        is_chained = response_ids and plan["parent"] >= 0
+        previous = several[plan["parent"] % len(several)] if is_chained else None
         items = build_input(plan, plain, previous)
         expected = plain.expected_message(previous, items)
-        answer = http.post(
-            "/v1/responses",
-            json={
-                "model": "practice",
-                "input": items,
-                "previous_response_id": previous,
-                "store": plan["store"],
-                "tools": [TOOL],
-            },
-        )
+        sent = {"model": "m", "input": items, "store": plan["store"], "tools": [TOOL]}
+        answer = http.post("/v1/responses", json={**sent, "previous_response_id": previous})
         body = answer.json()
         result = "taken" if answer.status_code == 200 else body["error"]["message"]
         assert result == expected
@@ -175,11 +166,9 @@ def test_server_and_model_agree_on_every_chain(
             continue
         context = list(server.requests[-1].context or ())
         earlier = plain.contexts[previous] if previous else []
-        assert list(map(item_summary, context[: len(earlier)])) == list(map(item_summary, earlier))
         given_items = [dict(item) for item in context[len(earlier) :]]
-        assert list(map(item_summary, given_items)) == list(
-            map(item_summary, resolve_references(items, plain))
-        )
+        expected_context = [*earlier, *resolve_references(items, plain)]
+        assert list(map(item_summary, context)) == list(map(item_summary, expected_context))
         plain.record(body, previous, given_items)
         response_ids.append(body["id"])
         if plan["delete"] and alive:

@@ -14,15 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    invariant,
-    multiple,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from kedge.server.encrypted_content import ReasoningPayload
 from kedge.server.errors import ApiError
@@ -80,14 +73,8 @@ class ServerStateMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         """Start a server on the database with a small cache."""
-        self.service = ServerState(
-            Settings(
-                db=self.db,
-                clock=lambda: self.now,
-                retention=10 * DAY,
-                limits=Limits(cache_bytes=15_000),
-            )
-        )
+        options: Any = {"retention": 10 * DAY, "limits": Limits(cache_bytes=15_000)}
+        self.service = ServerState(Settings(db=self.db, clock=lambda: self.now, **options))
 
     def teardown(self) -> None:
         """Delete everything and stop."""
@@ -118,6 +105,11 @@ class ServerStateMachine(RuleBasedStateMachine):
 
         return decode(asyncio.run(answered()))
 
+    def expect(self, response: dict[str, Any], texts: list[str]) -> str:
+        """Expect that a new response exists for ten days, with this context; return its id."""
+        self.expected_responses[response["id"]] = ExpectedResponse(texts, self.now + 10 * DAY)
+        return response["id"]
+
     def is_alive(self, id_: str) -> bool:
         """Return whether a response is expected to exist."""
         response = self.expected_responses[id_]
@@ -129,10 +121,7 @@ class ServerStateMachine(RuleBasedStateMachine):
         response = self.create_response(input=word, store=store)
         if not store:
             return multiple()
-        self.expected_responses[response["id"]] = ExpectedResponse(
-            [word, *item_texts(response["output"])], self.now + 10 * DAY
-        )
-        return response["id"]
+        return self.expect(response, [word, *item_texts(response["output"])])
 
     @rule(target=responses, previous=responses, word=words)
     def chain(self, previous: str, word: str) -> Any:
@@ -143,10 +132,7 @@ class ServerStateMachine(RuleBasedStateMachine):
             return multiple()
         response = self.create_response(input=word, previous_response_id=previous)
         texts = self.expected_responses[previous].texts
-        self.expected_responses[response["id"]] = ExpectedResponse(
-            [*texts, word, *item_texts(response["output"])], self.now + 10 * DAY
-        )
-        return response["id"]
+        return self.expect(response, [*texts, word, *item_texts(response["output"])])
 
     @rule(id_=responses)
     def delete(self, id_: str) -> None:
@@ -178,9 +164,8 @@ class ServerStateMachine(RuleBasedStateMachine):
         """Create a conversation with one item."""
         key, items = self.items(word)
         conversation = self.service.conversations.create({}, key, items)
-        self.expected_conversations[conversation.id] = ExpectedConversation(
-            [(items[0]["id"], word)]
-        )
+        expected = ExpectedConversation([(items[0]["id"], word)])
+        self.expected_conversations[conversation.id] = expected
         return conversation.id
 
     @rule(target=responses, conversation=conversations, word=words, store=st.booleans())
@@ -195,10 +180,7 @@ class ServerStateMachine(RuleBasedStateMachine):
         new = self.service.conversations.items(stored)[len(known.items) :]
         known.items += [(item["id"], item["content"][0]["text"]) for item in new]
         assert [text for _, text in known.items[-2:]] == [word, *item_texts(response["output"])]
-        self.expected_responses[response["id"]] = ExpectedResponse(
-            [t for _, t in known.items], self.now + 10 * DAY
-        )
-        return response["id"]
+        return self.expect(response, [text for _, text in known.items])
 
     @rule(conversation=conversations, word=words)
     def add(self, conversation: str, word: str) -> None:
@@ -212,10 +194,8 @@ class ServerStateMachine(RuleBasedStateMachine):
     @rule(conversation=conversations, index=st.integers(0, 20))
     def remove(self, conversation: str, index: int) -> None:
         """Remove an item from a conversation."""
-        stored, known = (
-            self.service.conversations.find(conversation),
-            self.expected_conversations[conversation],
-        )
+        stored = self.service.conversations.find(conversation)
+        known = self.expected_conversations[conversation]
         if stored is not None and known.items:
             id_, _ = known.items.pop(index % len(known.items))
             assert self.service.conversations.remove(stored, id_)
@@ -240,18 +220,15 @@ class ServerStateMachine(RuleBasedStateMachine):
             stored_response = self.service.responses.find(id_)
             assert (stored_response is not None) == self.is_alive(id_)
             if stored_response is not None:
-                assert (
-                    item_texts(self.service.nodes.load_context(stored_response[0]).list_items())
-                    == expected.texts
-                )
+                context = self.service.nodes.load_context(stored_response[0])
+                assert item_texts(context.list_items()) == expected.texts
         for id_, conversation in self.expected_conversations.items():
             stored = self.service.conversations.find(id_)
             assert (stored is None) == conversation.deleted
             if stored is not None:
                 items = self.service.conversations.items(stored)
-                assert [
-                    (item["id"], item["content"][0]["text"]) for item in items
-                ] == conversation.items
+                found = zip([item["id"] for item in items], item_texts(items), strict=True)
+                assert list(found) == conversation.items
 
     @invariant()
     def no_unneeded_nodes_are_stored(self) -> None:
@@ -269,7 +246,7 @@ def test_state_machine_on_postgresql(postgres_url: str) -> None:
     with create_schema(postgres_url) as url:
         machine: Any = partial(ServerStateMachine, url)
         steps = settings(max_examples=scale_examples(3), stateful_step_count=15)
-        run_state_machine_as_test(machine, settings=steps)
+        run_machine(machine, settings=steps)
 
 
 TestServerState = ServerStateMachine.TestCase
