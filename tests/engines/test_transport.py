@@ -393,7 +393,7 @@ async def test_closed_client_cannot_reach_its_server() -> None:
     client = make_client()
     await client.close()
     with pytest.raises(Unreachable):
-        await client.send("GET", "/models", headers={})
+        await client.send("GET", "http://127.0.0.1:1/", None, {}, query=None, retry=True)
 
 
 async def test_timeout_of_a_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +405,7 @@ async def test_timeout_of_a_connection_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(aiohttp.ClientSession, "request", time_out)
     client = make_client()
     with pytest.raises(Unreachable, match="did not answer in time"):
-        await client.send("GET", "http://127.0.0.1:1/models", headers={})
+        await client.send("GET", "http://127.0.0.1:1/", None, {}, query=None, retry=True)
     await client.close()
 
 

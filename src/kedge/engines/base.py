@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
+from msgspec.structs import replace
 from typing_extensions import TypeForm, TypeVar
 
 from kedge.engines.output_schema import OutputSchema
@@ -50,6 +51,8 @@ def _with_tools(engine: "Engine", functions: Sequence[Any]) -> "Engine":
 Events = AsyncGenerator[Event, None]
 """The events of a run, ending with ``TurnFinished``, as returned by ``Engine.events``."""
 T = TypeVar("T", default=None)
+Output = TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None
+"""The type of an answer."""
 
 
 class Engine(AsyncResource, ABC):
@@ -70,8 +73,10 @@ class Engine(AsyncResource, ABC):
 
     def prompt_for_output(self, request: Request) -> Request:
         """Return the request with the schema of its answer as its model accepts it: a parameter, or system text."""
-        is_prompted = (request.model or self.model) in self.prompted_models
-        return request.prompt_for_output() if is_prompted else request
+        if request.output is None or (request.model or self.model) not in self.prompted_models:
+            return request
+        texts = filter(None, (request.ephemeral, request.output.build_instructions()))
+        return replace(request, output=None, ephemeral="\n\n".join(texts))
 
     includes_inner_filters: bool = False
     """Whether ``content_filters`` has those of the engines inside, too."""
@@ -108,11 +113,7 @@ class Engine(AsyncResource, ABC):
         """Make the probes that a plan depends on; an engine without evidence about its server needs none."""
 
     def stream(
-        self,
-        turn: Turn,
-        *,
-        output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
-        **options: Unpack[RequestOptions],
+        self, turn: Turn, *, output: Output[T] = None, **options: Unpack[RequestOptions]
     ) -> "Stream[T]":
         """Send the Turn and return its events.
 
@@ -160,11 +161,7 @@ class Engine(AsyncResource, ABC):
             return await stream.finish()
 
     async def ask(
-        self,
-        turn: Turn,
-        *,
-        output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
-        **options: Unpack[RequestOptions],
+        self, turn: Turn, *, output: Output[T] = None, **options: Unpack[RequestOptions]
     ) -> Reply[T]:
         """Send the Turn, and return the reply, with a typed value if one is requested.
 

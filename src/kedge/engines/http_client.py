@@ -16,7 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 
 from kedge.engines.http_errors import ErrorBuilder
-from kedge.engines.transport import RawResponse, read_start, resolve_limit
+from kedge.engines.transport import Content, Headers, Query, RawResponse, read_start, resolve_limit
 from kedge.errors import EngineError
 
 if TYPE_CHECKING:
@@ -98,11 +98,11 @@ class HttpClient:
         self,
         method: str,
         url: str,
-        content: bytes | None = None,
+        content: Content,
+        headers: Headers,
         *,
-        headers: Mapping[str, str],
-        query: Mapping[str, Any] | None = None,
-        retry: bool = True,
+        query: Query,
+        retry: bool,
     ) -> RawResponse:
         """Send a request and return the response, which has a status of success.
 

@@ -21,17 +21,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NewType,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -248,7 +238,7 @@ def replace_iterables(annotation: Any, aliases: tuple[Any, ...] = ()) -> Any:
 
 def _get_named_type(annotation: Any) -> Any:
     """Return the type that a ``NewType`` or a type alias names, or the annotation itself."""
-    if isinstance(annotation, NewType):
+    if hasattr(annotation, "__supertype__"):
         return annotation.__supertype__
     alias = get_origin(annotation) or annotation
     if type(alias).__name__ != "TypeAliasType":  # that of typing or of typing_extensions

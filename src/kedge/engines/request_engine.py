@@ -72,7 +72,6 @@ class Session:
         rejected: The responses that a full send does not use, because an earlier attempt could not.
         reasoning: Whether encrypted reasoning is sent.
         include: Whether encrypted reasoning is requested.
-        include_rejected: Whether this request repeats one that was rejected with it.
         check: The decisions about the server's memory, for the current request and its answer.
         is_live: Whether the request is sent over a connection that may remember responses.
         settings: The members of a body that change how many tokens a server counts, except for the input.
@@ -87,6 +86,7 @@ class Session:
         held: The events that are held back until the response is judged; None if they are passed on.
         notices: The events to pass on before the answer, when it is settled.
         failure: Why the recorded answer must be replaced by another one.
+        healed: Why requests of this run were sent again.
     """
 
     turn: Turn
@@ -104,7 +104,6 @@ class Session:
     rejected: tuple[planning.RejectedAnchor, ...] = ()
     reasoning: bool = True
     include: bool = False
-    include_rejected: bool = False
     check: MemoryCheck = field(init=False)
     is_live: bool = False
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -119,6 +118,7 @@ class Session:
     held: list[Event] | None = None
     notices: list[Event] = field(default_factory=list[Event])
     failure: HealableError | None = None
+    healed: set[run_events.ResendReason] = field(default_factory=set[run_events.ResendReason])
 
     def complete_plan(self, plan: RequestPlan) -> RequestPlan:
         """Return a plan with the system text of this run behind its instructions; set ``settings``.
@@ -288,7 +288,6 @@ class RequestEngine(Engine):
         session = await self._start(turn, request)
         mode, reason = session.requested_mode, session.mode_reason
         notices = session.report_mode(mode, reason) if session.mode != mode else []
-        healed: set[run_events.ResendReason] = set()
         while True:
             for event in notices:
                 yield event
@@ -328,7 +327,7 @@ class RequestEngine(Engine):
                 yield run_events.TurnFinished(finished)
                 break
             except (HealableError, EngineError) as failure:
-                notices = await self._prepare_resend(session, failure, healed)
+                notices = await self._prepare_resend(session, failure)
 
     async def _render(self, session: Session) -> list[Event]:
         """Set the body of the request that is about to be sent, and return its event; none if nothing is sent."""
@@ -346,10 +345,7 @@ class RequestEngine(Engine):
         return [sent]
 
     async def _prepare_resend(
-        self,
-        session: Session,
-        failure: HealableError | EngineError,
-        healed: set[run_events.ResendReason],
+        self, session: Session, failure: HealableError | EngineError
     ) -> list[Event]:
         """Heal a session, and return the events of that; raise if it cannot or must not be healed."""
         error, mode = failure if isinstance(failure, EngineError) else failure.error, session.mode
@@ -357,9 +353,9 @@ class RequestEngine(Engine):
         error.turn = error.turn or session.turn  # to continue from
         if isinstance(failure, EngineError):
             raise failure
-        if failure.reason in healed or not session.request.heal:
+        if failure.reason in session.healed or not session.request.heal:
             raise error from error.__cause__
-        healed.add(failure.reason)
+        session.healed.add(failure.reason)
         session.turn = failure.turn or session.turn
         lost = await self._heal(session, failure)
         record_healing(failure.reason, "".join(lost))

@@ -12,7 +12,7 @@ from itertools import starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from kedge.engines.request_options import KNOWN_PARAMS, ContentFilters, Request
 from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
@@ -40,6 +40,8 @@ MAX_ERROR_LENGTH = 500
 CostFunction = Callable[[RequestRecord], float | None]
 """Returns the cost of a response, or None if it is not known."""
 
+Status = request_record.ResponseStatus
+Failure = run_events.AttemptFailed | run_events.Healed | EngineError
 _TOKEN_MEMBERS = (
     "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cache_write_tokens",
 )  # fmt: skip
@@ -64,8 +66,8 @@ class RequestLog:
     """Whether several processes may receive a response in the background, and ``confirm`` says which one was first."""
     has_output = False
     """Whether the first output of the current answer is recorded."""
-    _open: dict[str, Any] | None = None
-    """The members of the record of the current request so far."""
+    _open: RequestRecord | None = None
+    """The record of the current request so far."""
     _is_sent_earlier = False
     _healed = ""
     _unmatched = 0
@@ -88,14 +90,14 @@ class RequestLog:
     @property
     def current(self) -> RequestRecord:
         """The record of the current request, or of the last one."""
-        return RequestRecord(**self._open) if self._open else self.records[-1]
+        return self._open or self.records[-1]
 
     def record_event(self, event: Event) -> None:
         """Open, change or complete the record of the current request."""
         record = self._open
         match event:
             case run_events.RequestPlanned(plan, running):
-                self._open = self._start(plan)
+                self._start(plan)
                 if running:
                     self._continue(plan, running)
                 else:
@@ -104,14 +106,14 @@ class RequestLog:
                 self._unmatched += sum(isinstance(b, ToolResultBlock) for b in changes.removed)
             case run_events.RequestSent(size, full) if record:
                 self.plans[-1] = replace(self.plans[-1], body_bytes=size)
-                record.update(sent_bytes=size, saved_bytes=full - size)
+                self._open = replace(record, sent_bytes=size, saved_bytes=full - size)
             case ResponseStarted() if record:
-                record["provider_response_id"] = event.response_id
-                if event.background:
-                    record["status"] = "running"
+                status = "running" if event.background else record.status
+                facts = {"provider_response_id": event.response_id, "status": status}
+                self._open = replace(record, **facts)
             case run_events.AnswerFinished(outcome, turn, plan):
                 if record is None:  # an engine that reports no plan
-                    self._open = self._start(plan)
+                    self._start(plan)
                 self._end(self.complete(outcome, turn))
             case run_events.AttemptFailed(error):
                 problem = f"{error.__name__}; the request was sent again"
@@ -125,10 +127,11 @@ class RequestLog:
             case _:
                 pass
 
-    def _record_output(self, record: dict[str, Any]) -> None:
+    def _record_output(self, record: RequestRecord) -> None:
         is_first, self.has_output = not self.has_output, True
         if is_first and not self._is_sent_earlier:
-            record["first_token_seconds"] = time.perf_counter() - self._started_at
+            seconds = time.perf_counter() - self._started_at
+            self._open = replace(record, first_token_seconds=seconds)
 
     def record_error(self, error: EngineError) -> None:
         """Complete the record of a request that failed."""
@@ -144,28 +147,27 @@ class RequestLog:
 
     @property
     def _in_background(self) -> bool:
-        return self._open is not None and self._open["status"] == "running"
+        return self._open is not None and self._open.status == "running"
 
     def complete(self, outcome: Outcome, turn: Turn) -> RequestRecord:
         """Return the record of the current request with its answer, which is at the end of this Turn."""
-        members: dict[str, Any] = {
-            "provider_response_id": outcome.response_id,
-            "model": outcome.model or self.model,
-            "status": "running" if outcome.status == "running" else "completed",
-        }
-        anchor = get_state(turn).anchor(outcome.response_id) if outcome.response_id else None
+        response_id, is_running = outcome.response_id, outcome.status == "running"
+        anchor = get_state(turn).anchor(response_id) if response_id else None
+        members: dict[str, Any] = {}
         if anchor:
             values = _get_anchor_members(anchor)
-            members.update(zip(request_record.ANCHOR_MEMBERS, values, strict=True))
-            if anchor.status == "lost":
-                members.update(status="lost", lost_reason="forgot")
+            members = dict(zip(request_record.ANCHOR_MEMBERS, values, strict=True))
+        members["status"] = "running" if is_running else "completed"
+        if anchor and anchor.status == "lost":
+            members.update(status="lost", lost_reason="forgot")
+        members.update(provider_response_id=response_id, model=outcome.model or self.model)
         return self._finish(members, outcome.usage)
 
     def _continue(self, plan: RequestPlan, response_id: str) -> None:
         """Open the record of a request that was sent earlier; without what was sent if that is not known."""
         self._is_sent_earlier = True
         found = request_record.find_request(plan.source) if isinstance(plan.source, Turn) else None
-        unknown = RequestRecord(
+        self._open = found or RequestRecord(
             provider=self.provider,
             scope=plan.scope,
             provider_response_id=response_id,
@@ -173,45 +175,35 @@ class RequestLog:
             status="running",
             created_at=self.current.created_at,
         )
-        self._open = asdict(found or unknown)
 
-    def _start(self, plan: RequestPlan) -> dict[str, Any]:
+    def _start(self, plan: RequestPlan) -> None:
         self._started_at, self.has_output = time.perf_counter(), False
         self._is_sent_earlier = False
         matches, sent_blocks = plan.count_results(), plan.delta_blocks
-        members: dict[str, Any] = {
-            "provider": self.provider,
-            "scope": plan.scope,
-            "model": self.model,
-            "mode": plan.mode,
-            "status": "completed",
-            "seconds": 0.0,
-            "created_at": self.clock(),
-            "stored": plan.mode != "stateless",
-            "anchor": plan.anchor_id,
-            "reason": plan.reason,
-            "healed": self._healed,
-            "sent_blocks": sent_blocks,
-            "saved_blocks": plan.full_blocks - sent_blocks,
-            "predicted_cached_tokens": plan.cache.cached_tokens if plan.cache else None,
-            "settings": self._settings,
-            "results_by_id": matches.get("id", 0),
-            "results_by_fallback": matches.get("fallback", 0),
-            "results_unmatched": self._unmatched,
-            "start": plan.body_start,
-            "omitted": plan.list_omitted()[: request_record.MAX_OMITTED],
-        }
+        self._open = RequestRecord(
+            provider=self.provider,
+            scope=plan.scope,
+            model=self.model,
+            mode=plan.mode,
+            created_at=self.clock(),
+            stored=plan.mode != "stateless",
+            anchor=plan.anchor_id,
+            reason=plan.reason,
+            healed=self._healed,
+            sent_blocks=sent_blocks,
+            saved_blocks=plan.full_blocks - sent_blocks,
+            predicted_cached_tokens=plan.cache.cached_tokens if plan.cache else None,
+            settings=self._settings,
+            results_by_id=matches.get("id", 0),
+            results_by_fallback=matches.get("fallback", 0),
+            results_unmatched=self._unmatched,
+            start=plan.body_start,
+            omitted=plan.list_omitted()[: request_record.MAX_OMITTED],
+            **(_describe_rejected(plan) if plan.rejected else {}),
+        )
         self._healed, self._unmatched = "", 0
-        if plan.rejected:
-            members |= _describe_rejected(plan)
-        return members
 
-    def _fail(
-        self,
-        status: request_record.ResponseStatus,
-        error: str,
-        source: run_events.AttemptFailed | run_events.Healed | EngineError | None = None,
-    ) -> None:
+    def _fail(self, status: Status, error: str, source: Failure | None = None) -> None:
         if self._open is not None:
             members = {"status": status, "error": error}
             if source and source.response_id:
@@ -254,18 +246,18 @@ class RequestLog:
 
     def _finish(self, further: Mapping[str, Any], usage: Usage | None) -> RequestRecord:
         """Return the record of the current request with its duration, further members, the tokens and their cost."""
-        members = {**cast("dict[str, Any]", self._open), **further}
-        members["seconds"] += time.perf_counter() - self._started_at
+        record = cast("RequestRecord", self._open)
+        seconds = record.seconds + time.perf_counter() - self._started_at
+        record = replace(record, seconds=seconds, **further)
         if usage is None:
-            return RequestRecord(**members)
+            return record
         from kedge.prices import current_prices  # which takes time to import
 
-        model, at = members["model"], members["created_at"]
-        listed = current_prices().find_at(usage, self.provider, model, at)
-        members.update(zip(_TOKEN_MEMBERS, _get_tokens(usage), strict=True))
+        listed = current_prices().find_at(usage, self.provider, record.model, record.created_at)
+        members: dict[str, Any] = dict(zip(_TOKEN_MEMBERS, _get_tokens(usage), strict=True))
         if listed:
             members.update(cost=listed.cost(usage), cache_savings=listed.cache_savings(usage))
-        record = RequestRecord(**members)
+        record = replace(record, **members)
         return replace(record, cost=self.price(record)) if self.price else record
 
     def _encode_settings(self, params: Mapping[str, Any]) -> str:
@@ -299,7 +291,7 @@ def filter_json(value: Any, filters: ContentFilters) -> Any:
             return value
 
 
-def _classify_error(error: type[EngineError]) -> request_record.ResponseStatus:
+def _classify_error(error: type[EngineError]) -> Status:
     if issubclass(error, RequestRefused):
         return "refused"
     if issubclass(error, StreamCut):

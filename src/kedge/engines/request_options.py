@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import force_setattr
 
 from kedge.engines.output_schema import OutputSchema, to_output_schema
 from kedge.errors import InvalidSetting, UnsupportedParameter
@@ -463,11 +463,7 @@ class Request(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls,
-        *,
-        output: Any = None,
-        filters: Iterable[ContentFilter] = (),
-        **options: Unpack[RequestOptions],
+        cls, *, output: Any = None, filters: Filters = (), **options: Unpack[RequestOptions]
     ) -> "Request":
         """Make a request from keyword options.
 
@@ -507,13 +503,6 @@ class Request(msgspec.Struct, frozen=True):
         if self.output is not None:
             params["text"] = {**(params.get("text") or {}), **self.output.request_options()["text"]}
         return params, extra
-
-    def prompt_for_output(self) -> "Request":
-        """Return the request with the schema of the answer as system text, not as a parameter."""
-        if self.output is None:
-            return self
-        texts = filter(None, (self.ephemeral, self.output.build_instructions()))
-        return replace(self, output=None, ephemeral="\n\n".join(texts))
 
 
 def _join_ephemeral(blocks: EphemeralBlocks) -> str:

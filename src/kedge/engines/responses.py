@@ -212,13 +212,10 @@ class ResponsesEngine(RequestEngine):
         session.mode_reason = problem
         session.mode = "stateless" if problem else session.requested_mode
         known, request = self._known_server, session.request
-        session.include = (
-            request.keep_reasoning
-            and not session.include_rejected
-            and (known is None or known.encrypts)
-            and session.check.reasoning.should_request(
-                known=known is not None, unstored=not _should_store(session), heal=request.heal
-            )
+        is_excluded = "include" in session.healed or not (known is None or known.encrypts)
+        is_wanted = request.keep_reasoning and not is_excluded
+        session.include = is_wanted and session.check.reasoning.should_request(
+            known=known is not None, unstored=not _should_store(session), heal=request.heal
         )
 
     async def _prepare(self, session: Session) -> None:
@@ -386,8 +383,9 @@ class ResponsesEngine(RequestEngine):
         is_comparable = base and counted and base.settings == counted.settings
         is_counted = plan.barrier is not None or is_comparable
         complete = plan.anchor is None or not is_counted
-        added = (session.body["input"], outcome.blocks) if is_stored else ((), ())
-        found = await self.objects.check_end(plan, session.object_id, *added, complete=complete)
+        sent = map(block_from_item, session.body["input"])
+        added = (*sent, *outcome.blocks) if is_stored else ()
+        found = await self.objects.check_end(plan, session.object_id, added, complete=complete)
         session.is_at_end = found is True
         if plan.anchor is None or (found is None and session.held is None):
             return judgment
@@ -433,7 +431,7 @@ class ResponsesEngine(RequestEngine):
                 await self.objects.release(session.object_id, response_id)
             else:  # the object cannot be continued
                 finished = set_state(finished, replace(state, conversation_id=""))
-        requested, rejected = session.include, session.include_rejected
+        requested, rejected = session.include, "include" in session.healed
         asked = body.get("store", True) is not False
         check.reasoning.record(outcome, requested=requested, rejected=rejected, stored=asked)
         await self.memory.save(check)
@@ -464,7 +462,7 @@ class ResponsesEngine(RequestEngine):
             case "reasoning":
                 session.reasoning = False
             case "include":
-                session.include, session.include_rejected = False, True
+                session.include = False
         if state is not get_state(session.turn):
             session.turn = set_state(session.turn, state)
         session.running = planning.find_running(session.turn, self.scope)

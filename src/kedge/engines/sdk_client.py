@@ -6,7 +6,6 @@ the same template, so that one class serves both.
 """
 
 import sys
-from collections.abc import Mapping
 from contextlib import aclosing
 from functools import cache
 from importlib import import_module
@@ -15,7 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 import httpx2
 
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
-from kedge.engines.transport import RawResponse, Sdk, read_start, resolve_limit
+from kedge.engines.transport import (
+    Content,
+    Headers,
+    Query,
+    RawResponse,
+    Sdk,
+    read_start,
+    resolve_limit,
+)
 from kedge.errors import EngineError
 from kedge.security.urls import parse_base_url
 
@@ -67,11 +74,11 @@ class SdkClient:
         self,
         method: str,
         url: str,
-        content: bytes | None = None,
+        content: Content,
+        headers: Headers,
         *,
-        headers: Mapping[str, str],
-        query: Mapping[str, Any] | None = None,
-        retry: bool = True,
+        query: Query,
+        retry: bool,
     ) -> RawResponse:
         """Send a request and return the response, which has a status of success.
 

@@ -172,8 +172,7 @@ class ConversationObjects:
         self,
         plan: RequestPlan,
         object_id: str,
-        sent: Sequence[Mapping[str, Any]] = (),
-        received: Sequence[Block] = (),
+        added: Sequence[Block] = (),
         *,
         complete: bool,
     ) -> bool | None:
@@ -182,15 +181,13 @@ class ConversationObjects:
         Args:
             plan: The plan of the request.
             object_id: The object.
-            sent: The input items of the request, if the server was to add them.
-            received: The blocks of the answer, if the server was to add them.
+            added: The input of the request and the answer, if the server was to add them.
             complete: Whether all items are compared, and not only the end of the object.
         """
         earlier = _list_earlier(plan, complete=complete)
-        window = [*map(block_from_item, sent), *received]
-        expected = [*earlier, *(each for each in window if not isinstance(each, ReasoningBlock))]
+        expected = [*earlier, *(each for each in added if not isinstance(each, ReasoningBlock))]
         # One more than expected shows that there are no others.
-        limit = min(len(earlier) + len(window) + complete, PAGE_SIZE)
+        limit = min(len(earlier) + len(added) + complete, PAGE_SIZE)
         try:
             listed = await _list_newest(self._transport, object_id, len(expected) + complete, limit)
         except (InvalidTurn, KeyError, TypeError):

@@ -180,7 +180,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
 
     def __init__(
         self,
-        open_source: Callable[[], AsyncGenerator[Event, None]],
+        open_source: Callable[[], _EventSource],
         engine: "Engine",
         turn: Turn,
         request: Request,

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 Sdk = Literal["openai", "anthropic"]
 Client: TypeAlias = "HttpClient | SdkClient"
+Content = bytes | None
+Headers = Mapping[str, str]
+Query = Mapping[str, Any] | None
 AnyClient: TypeAlias = "Client | AsyncOpenAI | AsyncAnthropic"
 
 
@@ -299,7 +302,7 @@ class Transport:
         method: str = "POST",
         streaming: bool = False,
         retry: bool = True,
-        query: Mapping[str, Any] | None = None,
+        query: Query = None,
         parent_id: str | None = None,
     ) -> RawResponse:
         """Send a request; the reply must be closed.
@@ -316,7 +319,7 @@ class Transport:
         headers = _STREAM_HEADERS if streaming else _JSON_HEADERS
         client = self._clients.get()
         url = build_url(client.errors, path)
-        reply = await client.send(method, url, body, headers=headers, query=query, retry=retry)
+        reply = await client.send(method, url, body, headers, query=query, retry=retry)
         self.identity = read_identity(reply.headers)
         reply.is_stream = is_event_stream(reply.headers, requested=streaming)
         return reply

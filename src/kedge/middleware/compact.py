@@ -9,16 +9,16 @@ sent (lost).
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgspec import structs
 
-from kedge.compaction import Compactor, Occasion, TurnCompacted, compact_turn
+from kedge.compaction import Compactor, TurnCompacted, compact_turn
 from kedge.compaction.base import check_component
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
-from kedge.engines.request_options import ContentFilters, ResendLimit, to_resend_limit
+from kedge.engines.request_options import ResendLimit, to_resend_limit
 from kedge.errors import ResendTooLong
-from kedge.events import Usage
 from kedge.events.run import AnswerFinished, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.planning import RequestPlan, find_running
@@ -72,9 +72,11 @@ class _CompactMiddleware(BaseMiddleware):
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events, and those of compaction before and after."""
         request = structs.replace(request, params={**self._params(), **request.params})
+        tools: Any = {"engine": self.engine, "counter": self.counter, "filters": request.filters}
+        shorten = partial(compact_turn, compactor=self.compactor, **tools)
         if self._is_long_resend(turn):
-            turn, event = await self._compact(turn, "resend", request.filters)
-            yield event
+            turn, result = await shorten(turn, occasion="resend")
+            yield TurnCompacted(result, "resend")
         answered, usage = False, None
         for limit in (self.resend_limit, None):
             limited = structs.replace(request, resend_limit=limit)
@@ -86,36 +88,16 @@ class _CompactMiddleware(BaseMiddleware):
                         if not isinstance(event, TurnFinished) or find_running(event.turn):
                             yield event
                             continue
-                        turn, compacted = await self._compact(
-                            event.turn, "answered", request.filters, usage
-                        )
-                        if compacted.result.changed or compacted.result.notes:
-                            yield compacted
+                        turn, result = await shorten(event.turn, usage=usage)
+                        if result.changed or result.notes:
+                            yield TurnCompacted(result, "answered")
                         yield TurnFinished(turn)
                     return
             except ResendTooLong as error:
                 turn = error.turn or turn
             if not answered:  # in the middle of a tool loop nothing is compacted
-                turn, event = await self._compact(turn, "resend", request.filters)
-                yield event
-
-    async def _compact(
-        self,
-        turn: Turn,
-        occasion: Occasion,
-        filters: ContentFilters,
-        usage: Usage | None = None,
-    ) -> tuple[Turn, TurnCompacted]:
-        short, result = await compact_turn(
-            turn,
-            self.compactor,
-            engine=self.engine,
-            usage=usage,
-            counter=self.counter,
-            occasion=occasion,
-            filters=filters,
-        )
-        return short, TurnCompacted(result, occasion)
+                turn, result = await shorten(turn, occasion="resend")
+                yield TurnCompacted(result, "resend")
 
     def _is_long_resend(self, turn: Turn) -> bool:
         if self.resend_limit is None:

@@ -14,16 +14,7 @@ from typing import Any
 from kedge.engines.base import Events, Middleware, Request
 from kedge.errors import KedgeError
 from kedge.events import Event, ResponseStarted
-from kedge.events.run import (
-    AnswerFinished,
-    FellBack,
-    Healed,
-    ModeChanged,
-    RequestPlanned,
-    ServerForgot,
-    ToolFinished,
-    TurnEdited,
-)
+from kedge.events import run as run_events
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import TRACE, Logger, get_logger
 from kedge.turns import Turn
@@ -63,26 +54,26 @@ class _LogMiddleware(BaseMiddleware):
 def describe_event(event: Event) -> tuple[int, str, dict[str, Any]]:
     """Return the level, message and fields of the log record of an event."""
     match event:
-        case RequestPlanned(plan):
+        case run_events.RequestPlanned(plan):
             message = f"planned: {plan.delta_blocks} of {plan.full_blocks} blocks, {plan.mode}"
             return logging.DEBUG, message, {"response_id": plan.anchor_id}
-        case TurnEdited(by, diff, phase):
+        case run_events.TurnEdited(by, diff, phase):
             message = f"{by} changed the Turn on the way {phase}: +{len(diff.added)} "
             message += f"-{len(diff.removed)} ~{len(diff.modified)} >{len(diff.moved)}"
             return logging.DEBUG, message, {}
         case ResponseStarted():
             return logging.INFO, "answering", {"response_id": event.response_id}
-        case AnswerFinished(outcome):
+        case run_events.AnswerFinished(outcome):
             message = f"answered: {outcome.status}, {len(outcome.blocks)} blocks"
             return logging.INFO, message, {"response_id": outcome.response_id}
-        case ToolFinished(call, _, seconds, outcome):
+        case run_events.ToolFinished(call, _, seconds, outcome):
             message = f"tool {call.name}: {outcome} in {seconds:.3f} s"
             return logging.INFO, message, {"call_id": call.call_id}
-        case FellBack(reason) | Healed(reason):
+        case run_events.FellBack(reason) | run_events.Healed(reason):
             return logging.WARNING, f"{type(event).__name__}: {reason}", {}
-        case ModeChanged(mode, requested, reason):
+        case run_events.ModeChanged(mode, requested, reason):
             return logging.WARNING, f"mode {mode} instead of {requested}: {reason}", {}
-        case ServerForgot(response_id):
+        case run_events.ServerForgot(response_id):
             message = "the server answered without the stored context"
             return logging.WARNING, message, {"response_id": response_id}
         case _:

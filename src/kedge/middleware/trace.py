@@ -25,17 +25,8 @@ from kedge.engines.base import Events, Middleware, Request, unwrap
 from kedge.engines.request_log import RequestLog
 from kedge.errors import AnswerIncomplete, Blocked, CannotConnect, EngineError, describe_extra
 from kedge.events import Event, Outcome
+from kedge.events import run as run_events
 from kedge.events.request_record import RequestRecord
-from kedge.events.run import (
-    VISIBLE_EVENTS,
-    AnswerFinished,
-    AttemptFailed,
-    Healed,
-    RequestPlanned,
-    ToolFinished,
-    ToolStarted,
-    TurnFinished,
-)
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.observe.otel import MessageDict, system_parts, to_messages
@@ -134,10 +125,9 @@ class _RunSpans:
         self.request = request
         self.requests = RequestLog(engine, request, is_written=False)
         self.model = self.requests.model
-        self.common = {
-            "gen_ai.provider.name": PROVIDER_NAMES.get(engine.name, engine.name) or "unknown",
-            "gen_ai.conversation.id": find_conversation_id(turn),
-        }
+        provider = PROVIDER_NAMES.get(engine.name, engine.name) or "unknown"
+        conversation = find_conversation_id(turn)
+        self.common = {"gen_ai.provider.name": provider, "gen_ai.conversation.id": conversation}
         names = {"gen_ai.request.model": self.model, "gen_ai.agent.name": trace.agent}
         self.run = self._start_span("invoke_agent", trace.agent, names)
         self.request_span: Span | None = None
@@ -145,28 +135,28 @@ class _RunSpans:
 
     def record(self, event: Event) -> None:
         """Open and close spans for an event."""
-        if self.requests.has_output and isinstance(event, VISIBLE_EVENTS):
+        if self.requests.has_output and isinstance(event, run_events.VISIBLE_EVENTS):
             return
-        if isinstance(event, RequestPlanned):
+        if isinstance(event, run_events.RequestPlanned):
             # A request without an answer is one that an inner middleware repeats.
             self._close_request("retried")
         self.requests.record_event(event)
         match event:
-            case RequestPlanned(plan, running):
+            case run_events.RequestPlanned(plan, running):
                 self._start_request(plan, "fetch_response" if running else "chat")
-            case AnswerFinished(outcome):
+            case run_events.AnswerFinished(outcome):
                 self._record_output(_find_finish_reason(outcome), outcome.blocks)
                 self._close_request("", {"gen_ai.response.model": outcome.model})
-            case AttemptFailed():
-                self._discard_response(event, "retried")
-            case Healed(reason):
+            case run_events.AttemptFailed():
+                self._discard_response(event.response_id, "retried")
+            case run_events.Healed(reason):
                 self.run.add_event("kedge.healed", {"kedge.healed.reason": reason})
-                self._discard_response(event, f"healed:{reason}")
-            case ToolStarted():
+                self._discard_response(event.response_id, f"healed:{reason}")
+            case run_events.ToolStarted():
                 self._start_tool(event)
-            case ToolFinished():
+            case run_events.ToolFinished():
                 self._end_tool(event)
-            case TurnFinished(turn):
+            case run_events.TurnFinished(turn):
                 _set(self.run, {"gen_ai.conversation.id": find_conversation_id(turn)})
             case _:
                 pass
@@ -211,9 +201,8 @@ class _RunSpans:
             instructions = plan.instructions and self.request.filters.edit_text(plan.instructions)
             attributes["gen_ai.input.messages"] = _to_json(self._to_messages(plan.delta))
             attributes["gen_ai.system_instructions"] = _to_json(system_parts(instructions))
-        self.request_span = self._start_span(
-            operation, self.model, attributes, kind=SpanKind.CLIENT
-        )
+        kind = SpanKind.CLIENT
+        self.request_span = self._start_span(operation, self.model, attributes, kind=kind)
 
     def _record_output(self, finish_reason: str, blocks: Iterable[Block]) -> None:
         """Record why an answer ended, and its blocks if content is enabled."""
@@ -223,8 +212,8 @@ class _RunSpans:
             reasons = {"gen_ai.response.finish_reasons": [finish_reason] if finish_reason else None}
             _set(self.request_span, {**reasons, "gen_ai.output.messages": _to_json(finished)})
 
-    def _discard_response(self, event: AttemptFailed | Healed, error: str) -> None:
-        if event.response_id:
+    def _discard_response(self, response_id: str, error: str) -> None:
+        if response_id:
             self._record_output("error", ())
         self._close_request(error)
 
@@ -241,20 +230,17 @@ class _RunSpans:
         self.request_span.end()
         self.request_span = None
 
-    def _start_tool(self, event: ToolStarted) -> None:
+    def _start_tool(self, event: run_events.ToolStarted) -> None:
         call, start = event.call, time_ns()
-        attributes = {
-            "gen_ai.tool.name": call.name,
-            "gen_ai.tool.call.id": call.call_id,
-            "gen_ai.tool.type": "function",
-        }
+        attributes = {"gen_ai.tool.name": call.name, "gen_ai.tool.call.id": call.call_id}
+        attributes["gen_ai.tool.type"] = "function"
         if self.content:
             arguments = self.request.filters.edit_text(call.arguments)
             attributes["gen_ai.tool.call.arguments"] = arguments
         span = self._start_span("execute_tool", call.name, attributes, start_time=start)
         self.tool_spans[call.id] = span, start
 
-    def _end_tool(self, event: ToolFinished) -> None:
+    def _end_tool(self, event: run_events.ToolFinished) -> None:
         span, start = self.tool_spans.pop(event.call.id, (None, 0))
         if span is None:
             return

@@ -28,8 +28,6 @@ from kedge.planning import AnchorRecord, get_state
 from kedge.planning.anchors import check_positive_int
 from kedge.turns import Turn
 
-DEFAULT_CONNECTIONS, DEFAULT_LANES = 4, 16
-"""The maximum number of connections, and of concurrent responses on each of them."""
 MAX_RECORDS_CHECKED = 256
 """The number of a Turn's newest records that are searched for responses that a connection remembers."""
 MAX_ROTATIONS = 3
@@ -62,12 +60,7 @@ class SocketTransport(Transport):
     always_streams = True
 
     def __init__(
-        self,
-        make_client: Callable[[], AnyClient],
-        provider: str,
-        *,
-        connections: int = DEFAULT_CONNECTIONS,
-        lanes: int = DEFAULT_LANES,
+        self, make_client: Callable[[], AnyClient], provider: str, *, connections: int, lanes: int
     ) -> None:
         super().__init__(make_client, provider)
         check_positive_int("connections", connections)
