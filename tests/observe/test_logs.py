@@ -145,15 +145,17 @@ def test_lines_of_a_traceback_are_indented(written: io.StringIO) -> None:
 def test_path_cannot_forge_a_line_of_the_access_log(written: io.StringIO) -> None:
     """One unauthenticated request is one line of the access log, for any path."""
     log_to_stderr("info", "text", written)
-    with serve() as server:
-        for path in ("/v1/x%0aFAKE", "/v1/x%0d%0aFAKE", "/v1/%1b%5b2KFAKE"):
-            answer = httpx2.get(server.base_url.removesuffix("/v1") + path, timeout=300)
-            (line,) = [each for each in written.getvalue().split("\n") if "FAKE" in each]
-            assert line.count(answer.headers["x-request-id"]) == 1
-            assert " INFO kedge.access: GET /v1/" in line
-            assert line.isprintable()
-            written.truncate(0)
-            written.seek(0)
+    with (
+        serve() as server
+    ):  # a line is written after its answer, so they are read when the server has stopped
+        root = server.base_url.removesuffix("/v1")
+        paths = ("/v1/x%0aFAKE", "/v1/x%0d%0aFAKE", "/v1/%1b%5b2KFAKE")
+        answers = [httpx2.get(root + path, timeout=300) for path in paths]
+    lines = [each for each in written.getvalue().split("\n") if "FAKE" in each]
+    for answer, line in zip(answers, lines, strict=True):
+        assert line.count(answer.headers["x-request-id"]) == 1
+        assert " INFO kedge.access: GET /v1/" in line
+        assert line.isprintable()
 
 
 def test_second_call_replaces_handler(written: io.StringIO) -> None:
