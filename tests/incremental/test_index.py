@@ -17,6 +17,7 @@ from msgspec import structs
 from openai import AsyncOpenAI, OpenAI
 
 from forked import ForkedProcess
+from incremental.programs import ask, bodies
 from kedge.database.transactions import Database, Tx
 from kedge.incremental import (
     AnchorIndex,
@@ -70,6 +71,11 @@ def make_index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeI
         yield make
 
 
+def change(**facts: Any) -> IndexedResponse:
+    """Return the entry with these facts of its response."""
+    return structs.replace(ENTRY, record=structs.replace(ENTRY.record, **facts))
+
+
 def test_a_response_is_found_by_its_content(make_index: MakeIndex) -> None:
     """An entry is found only in its scope, with all of its fields, until it is marked as lost."""
     index = make_index()
@@ -89,7 +95,7 @@ def test_an_id_with_other_content_is_reported_and_replaced(make_index: MakeIndex
     index = make_index()
     index.add(ENTRY)
     assert index.add(ENTRY) is False
-    changed = structs.replace(ENTRY, record=structs.replace(ENTRY.record, digest="sha256:2"))
+    changed = change(digest="sha256:2")
     assert index.add(changed) is True
     assert index.find("scope", ["sha256:1", "sha256:2"]) == [changed]
 
@@ -97,9 +103,8 @@ def test_an_id_with_other_content_is_reported_and_replaced(make_index: MakeIndex
 def test_an_id_that_never_completed_is_not_issued_again(make_index: MakeIndex) -> None:
     """A response whose older entry was not completed has no other content that could be replaced."""
     index = make_index()
-    index.add(structs.replace(ENTRY, record=structs.replace(ENTRY.record, status="in_progress")))
-    completed = structs.replace(ENTRY, record=structs.replace(ENTRY.record, digest="sha256:2"))
-    assert index.add(completed) is False
+    index.add(change(status="in_progress"))
+    assert index.add(change(digest="sha256:2")) is False
 
 
 @pytest.mark.parametrize("text", ["{}", '{"record": {"response_id": "resp_1"}}', "not JSON"])
@@ -118,9 +123,7 @@ def test_an_entry_of_another_form_is_not_found(store_url: str, text: str) -> Non
 def test_a_dropped_response_does_not_hide_another_of_equal_content(make_index: MakeIndex) -> None:
     """After the loss of the older of two responses with the same digest, the newer one is found."""
     index = make_index()
-    newer = structs.replace(
-        ENTRY, record=structs.replace(ENTRY.record, response_id="resp_2", created_at=6.0)
-    )
+    newer = change(response_id="resp_2", created_at=6.0)
     index.add(ENTRY)
     index.add(newer)
     index.mark_lost("scope", "resp_1")
@@ -131,10 +134,7 @@ def test_the_oldest_responses_are_dropped(make_index: MakeIndex) -> None:
     """An index has a maximum number of entries, to which a database is pruned periodically."""
     index = make_index(max_entries=20)
     for number in range(300):
-        record = structs.replace(
-            ENTRY.record, response_id=f"resp_{number}", digest=f"sha256:{number}"
-        )
-        index.add(IndexedResponse(structs.replace(record, created_at=float(number))))
+        index.add(make_entry(number, created_at=float(number)))
     assert index.get("scope", "resp_100") is None
     assert index.get("scope", "resp_299") is not None
 
@@ -143,30 +143,25 @@ def test_evidence_is_stored_and_replaced(make_index: MakeIndex) -> None:
     """Evidence is stored by key, and a later value replaces it."""
     index = make_index()
     assert index.load_evidence("key") is None
-    index.save_evidence("key", {"proof": "count"})
-    index.save_evidence("key", {"proof": "audit"})
-    assert index.load_evidence("key") == {"proof": "audit"}
+    for proof in ("count", "audit"):
+        index.save_evidence("key", {"proof": proof})
+        assert index.load_evidence("key") == {"proof": proof}
     assert len(index.hash_key) == 32
 
 
 def test_users_of_one_store_share_its_data(store_url: str) -> None:
     """Two indexes of one store share responses, evidence and the key that hashes credentials."""
-    first, second = StoreIndex(store_url), StoreIndex(store_url)
-    first.add(ENTRY)
-    first.save_evidence("key", {"proof": "count"})
-    assert second.get("scope", "resp_1") == ENTRY
-    assert second.load_evidence("key") == {"proof": "count"}
-    assert first.hash_key == second.hash_key
-    first.close()
-    second.close()
+    with closing(StoreIndex(store_url)) as first, closing(StoreIndex(store_url)) as second:
+        first.add(ENTRY)
+        first.save_evidence("key", {"proof": "count"})
+        assert second.get("scope", "resp_1") == ENTRY
+        assert second.load_evidence("key") == {"proof": "count"}
+        assert first.hash_key == second.hash_key
 
 
-def send(client: OpenAI, history: list[Any], text: str) -> str:
-    """Resend the history with a new message and return the answer."""
-    history.append({"role": "user", "content": text})
-    response = client.responses.create(model="practice", input=history)
-    history += [item.model_dump(exclude_none=True) for item in response.output]
-    return response.output_text
+def connect(url: str, api_key: str = "k") -> OpenAI:
+    """Return a client of a server."""
+    return OpenAI(base_url=url, api_key=api_key, max_retries=0)
 
 
 def test_clients_that_share_a_store_chain_on_each_other(store_url: str) -> None:
@@ -175,9 +170,9 @@ def test_clients_that_share_a_store_chain_on_each_other(store_url: str) -> None:
         history: list[Any] = []
         chained: list[int] = []
         for key in ("secret-one", "secret-one", "secret-two"):
-            with OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
+            with connect(server.base_url, key) as client:
                 chain(client, store=store_url, trust="always")
-                send(client, history, "My name is Ada.")
+                ask(client, history, "My name is Ada.")
                 chained.append(chain_report(client).chained)
                 unchain(client)
         assert chained == [0, 1, 0]
@@ -192,18 +187,14 @@ async def test_an_open_store_and_an_asynchronous_client(store_url: str) -> None:
     with serve() as server:
         async with open_store(store_url) as store:
             for _ in range(2):
-                async with AsyncOpenAI(
-                    base_url=server.base_url, api_key="k", max_retries=0
-                ) as client:
+                async with AsyncOpenAI(base_url=server.base_url, api_key="k") as client:
                     chain(client, store=store, trust="always")
                     text: Any = {"role": "user", "content": "Hello"}
-                    history: list[Any] = [text]
+                    body: Any = {"model": "practice", "input": [text]}
                     for _ in range(2):
-                        async with client.responses.stream(
-                            model="practice", input=history
-                        ) as events:
+                        async with client.responses.stream(**body) as events:
                             response = await events.get_final_response()
-                        history += [*response.output, text]
+                        body["input"] += [*response.output, text]
                     assert chain_report(client).chained == 1
                     unchain(client)
             assert await store.load_evidence("missing") is None
@@ -217,23 +208,26 @@ def test_a_store_and_an_index_exclude_each_other() -> None:
 
 def test_a_lost_database_only_disables_chaining() -> None:
     """Without the database requests are sent as written, and no error is raised."""
-    with serve() as server, run_server() as database:
-        index = StoreIndex(database.url)
-        with OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
-            chain(client, index=index, trust="always")
-            history: list[Any] = []
-            send(client, history, "My name is Ada.")
-            database.stop()
-            assert send(client, history, "What is my name?") == "Your name is Ada."
-            assert send(client, history, "What is my name?") == "Your name is Ada."
-            assert chain_report(client).chained == 0
-        index.close()
+    with (
+        serve() as server,
+        run_server() as database,
+        closing(StoreIndex(database.url)) as index,
+        connect(server.base_url) as client,
+    ):
+        chain(client, index=index, trust="always")
+        history: list[Any] = []
+        ask(client, history, "My name is Ada.")
+        database.stop()
+        for _ in range(2):
+            answer = ask(client, history, "What is my name?")
+            assert answer.output_text == "Your name is Ada."
+        assert chain_report(client).chained == 0
 
 
-def make_entry(number: int) -> IndexedResponse:
+def make_entry(number: int, **facts: Any) -> IndexedResponse:
     """Return an entry with this number in its id and digest."""
-    record = structs.replace(ENTRY.record, response_id=f"resp_{number}", digest=f"sha256:{number}")
-    return IndexedResponse(record)
+    names = {"response_id": f"resp_{number}", "digest": f"sha256:{number}"}
+    return IndexedResponse(structs.replace(ENTRY.record, **names, **facts))
 
 
 def test_a_sqlite_index_needs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,12 +293,11 @@ def test_a_sqlite_index_does_not_wait_for_another_process(
 
 def test_an_index_in_an_in_memory_store_uses_its_thread() -> None:
     """An in-memory database has a single connection, so the index is blocking."""
-    index = StoreIndex("sqlite://:memory:")
-    index.add(make_entry(1))
-    index.add(make_entry(2))
-    assert index.is_blocking
-    assert index.get("scope", "resp_2") == make_entry(2)
-    index.close()
+    with closing(StoreIndex("sqlite://:memory:")) as index:
+        index.add(make_entry(1))
+        index.add(make_entry(2))
+        assert index.is_blocking
+        assert index.get("scope", "resp_2") == make_entry(2)
 
 
 def test_replicas_of_the_proxy_share_responses(store_url: str, tmp_path: Path) -> None:
@@ -318,18 +311,15 @@ def test_replicas_of_the_proxy_share_responses(store_url: str, tmp_path: Path) -
         try:
             assert process.stdout is not None
             base_url = json.loads(process.stdout.readline())["base_url"]
-            with OpenAI(base_url=base_url, api_key="k", max_retries=0) as client:
-                send(client, history, "Say 0")
+            with connect(base_url) as client:
+                ask(client, history, "Say 0")
         finally:
             process.send_signal(signal.SIGKILL)
             process.communicate()
         with (
             closing(StoreIndex(store_url)) as index,
             serve_proxy(server.base_url, index=index) as url,
-            OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+            connect(f"{url}/v1") as client,
         ):
-            send(client, history, "Say 1")
-        sizes = [
-            len(json.loads(request.raw)["input"]) for request in server.requests if request.raw
-        ]
-        assert sizes == [1, 1]
+            ask(client, history, "Say 1")
+        assert [len(body["input"]) for body in bodies(server)] == [1, 1]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from for_each import for_each
 from kedge.events import Outcome
-from kedge.incremental import MemoryIndex, rewrite
+from kedge.incremental import IndexedResponse, MemoryIndex, rewrite
 from kedge.incremental.rewrite import (
     ParsedRequest,
     index_response,
@@ -27,27 +27,32 @@ from strategies import json_values
 
 LONG = "a text that makes the request long enough to be remembered " * 40
 contents = st.sampled_from(["", "Hi", "é😀", LONG])
+arguments = st.sampled_from(["{}", '{"a": 1}'])
+
+
+def ask(text: str, **members: Any) -> dict[str, Any]:
+    """Return a message of the user."""
+    return {"role": "user", "content": text, **members}
+
+
+def answer(item_id: str, text: str) -> dict[str, Any]:
+    """Return a message of the model."""
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {"type": "message", "role": "assistant", "id": item_id, "content": content}
+
+
+def call(text: str) -> dict[str, Any]:
+    """Return a call with these arguments."""
+    return {"type": "function_call", "call_id": "c", "name": "f", "arguments": text}
+
+
 items = st.one_of(
-    st.builds(lambda text: {"role": "user", "content": text}, contents),
-    st.builds(
-        lambda name, text: {
-            "type": "message",
-            "role": "assistant",
-            "id": name,
-            "content": [{"type": "output_text", "text": text, "annotations": []}],
-        },
-        st.sampled_from(["msg_1", "msg_2"]),
-        contents,
-    ),
+    st.builds(ask, contents),
+    st.builds(answer, st.sampled_from(["msg_1", "msg_2"]), contents),
     st.just({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}),
+    st.builds(call, arguments),
     st.builds(
-        lambda kind, text: (
-            {"type": kind, "call_id": "c", "name": "f", "arguments": text}
-            if kind == "function_call"
-            else {"type": kind, "call_id": "c", "output": text}
-        ),
-        st.sampled_from(["function_call", "function_call_output"]),
-        st.sampled_from(["{}", '{"a": 1}']),
+        lambda text: {"type": "function_call_output", "call_id": "c", "output": text}, arguments
     ),
 )
 
@@ -55,7 +60,7 @@ items = st.one_of(
 @st.composite
 def conversations(draw: st.DrawFn) -> list[bytes]:
     """Return bodies that resend a history, with items added, changed and removed."""
-    history: list[Any] = [{"role": "user", "content": LONG}]
+    history: list[Any] = [ask(LONG)]
     bodies: list[bytes] = []
     indent = draw(st.sampled_from([None, 1]))
     for _ in range(draw(st.integers(2, 6))):
@@ -71,6 +76,11 @@ def read(content: bytes) -> ParsedRequest:
     request = parse_request(content)
     assert request.blocks, request.blocked
     return request
+
+
+def send(*history: dict[str, Any]) -> ParsedRequest:
+    """Return a request with this history."""
+    return read(json.dumps({"model": "m", "input": history}).encode())
 
 
 def describe(request: ParsedRequest) -> tuple[Any, ...]:
@@ -105,17 +115,15 @@ def _rename(request: ParsedRequest) -> list[Any]:
 
 def test_an_invalid_body_with_a_known_prefix_is_rejected() -> None:
     """Known items are not read again, but the text is checked."""
-    history = [{"role": "user", "content": LONG}, {"role": "user", "content": "Hi"}]
-    body = json.dumps({"model": "m", "input": history, "stream": False})
+    body = json.dumps({"model": "m", "input": [ask(LONG), ask("Hi")], "stream": False})
     end = body.index("]")
     truncated = [body[:length] for length in range(body.index("Hi"), len(body))]
-    extended = [
-        f"{body[:end]}{added}{body[end:]}" for added in (",", ", ", ",,1", " 1", ",NaN", ",}")
-    ]
+    added = (",", ", ", ",,1", " 1", ",NaN", ",}")
+    extended = [f"{body[:end]}{each}{body[end:]}" for each in added]
     for text in (*truncated, *extended, f"{body}]", body.replace("false", "NaN")):
         read(body.encode())
         assert parse_request(text.encode()).blocked == "not_json", text[end - 20 :]
-    new = {"role": "user", "content": "New"}
+    new = ask("New")
     reread = read(f"{body[:end]} , {json.dumps(new)}{body[end:]}".encode())
     assert json.loads(reread.items[-1]) == new
     assert len(reread.items) == len(reread.blocks) == 3
@@ -125,51 +133,29 @@ def test_recent_inputs_are_bounded() -> None:
     """The oldest inputs are dropped, and very short and very long ones are not stored."""
     rewrite._recent_inputs.clear()
     for number in range(rewrite.MAX_REPLAYS + 1):
-        send_text(f"{number} {LONG}")
-    send_text("short")
-    send_text("x" * (rewrite.MAX_REPLAY_BYTES + 1))
+        send(ask(f"{number} {LONG}"))
+    send(ask("short"))
+    send(ask("x" * (rewrite.MAX_REPLAY_BYTES + 1)))
     kept = [json.loads(key[0])["content"] for key in rewrite._recent_inputs]
     assert kept == [f"{number} {LONG}" for number in range(1, rewrite.MAX_REPLAYS + 1)]
-
-
-def send_text(text: str) -> ParsedRequest:
-    """Return a request with one message."""
-    return read(json.dumps({"model": "m", "input": [{"role": "user", "content": text}]}).encode())
 
 
 def test_known_items_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the items after the common beginning with the last request of the conversation are read."""
     rewrite._recent_inputs.clear()
-    history = [{"role": "user", "content": f"{number} {LONG}"} for number in range(5)]
-    read(json.dumps({"model": "m", "input": history}).encode())
+    history = [ask(f"{number} {LONG}") for number in range(5)]
+    send(*history)
     texts: list[bytes] = []
     read_block = rewrite._read_block
     monkeypatch.setattr(rewrite, "_read_block", lambda text: texts.append(text) or read_block(text))
-    history[3:] = [{"role": "user", "content": "edited"}, {"role": "user", "content": "new"}]
-    read(json.dumps({"model": "m", "input": history}).encode())
+    send(*history[:3], ask("edited"), ask("new"))
     assert [json.loads(text)["content"] for text in texts] == ["edited", "new"]
 
 
-OUTPUT: list[dict[str, Any]] = [
-    {
-        "type": "function_call",
-        "id": "fc_1",
-        "call_id": "c",
-        "name": "f",
-        "arguments": "{}",
-        "namespace": "math",
-        "caller": {"type": "direct"},
-    },
-    {
-        "type": "message",
-        "id": "msg_1",
-        "role": "assistant",
-        "phase": "final_answer",
-        "content": [{"type": "output_text", "text": "Hi", "annotations": []}],
-    },
-]
-CALL, MESSAGE = OUTPUT
-FIRST = [{"role": "user", "content": "Hello", "name": "Ada"}]
+CALL = {**call("{}"), "id": "fc_1", "namespace": "math", "caller": {"type": "direct"}}
+MESSAGE = {**answer("msg_1", "Hi"), "phase": "final_answer"}
+OUTPUT = [CALL, MESSAGE]
+FIRST = ask("Hello", name="Ada")
 RESULT = {"type": "function_call_output", "call_id": "c", "output": "42"}
 
 
@@ -177,21 +163,32 @@ def without(item: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name not in names}
 
 
-def continue_response(replayed: list[dict[str, Any]], first: list[Any] = FIRST) -> str:
-    """Return how a replay of a response with ``OUTPUT`` is sent: its anchor, or the reason to send it in full."""
-    request = read(json.dumps({"model": "m", "input": FIRST}).encode())
-    blocks = tuple(block_from_item(item) for item in OUTPUT)
-    outcome = Outcome("completed", blocks=blocks, response_id="resp_1")
-    entry = index_response(request, outcome, scope="s", now=1.0)
-    assert entry is not None
-    index = MemoryIndex()
-    index.add(entry)
-    replay = read(json.dumps({"model": "m", "input": [*first, *replayed, RESULT]}).encode())
-    decided = rewrite.rewrite(replay, index, scope="s", now=2.0)
+def find_anchor(request: ParsedRequest, index: MemoryIndex) -> str:
+    """Return the anchor of a request, or the reason to send it in full."""
+    decided = rewrite.rewrite(request, index, scope="s", now=2.0)
     return decided if isinstance(decided, str) else decided.anchor.record.response_id
 
 
-@pytest.mark.parametrize(
+def add_response(
+    index: MemoryIndex, request: ParsedRequest, response_id: str, *output: Any, **options: Any
+) -> IndexedResponse:
+    """Add a response to this request with this output, and return its entry."""
+    blocks = tuple(map(block_from_item, output))
+    outcome = Outcome("completed", blocks=blocks, response_id=response_id)
+    entry = index_response(request, outcome, scope="s", now=1.0, **options)
+    assert entry is not None
+    index.add(entry)
+    return entry
+
+
+def continue_response(replayed: list[dict[str, Any]], first: dict[str, Any] = FIRST) -> str:
+    """Return the anchor of a replay of a response with ``OUTPUT``, or the reason to send it in full."""
+    index = MemoryIndex()
+    add_response(index, send(FIRST), "resp_1", *OUTPUT)
+    return find_anchor(send(first, *replayed, RESULT), index)
+
+
+@for_each(
     "replayed",
     [
         OUTPUT,
@@ -206,7 +203,7 @@ def test_a_replay_that_lacks_members_of_the_output_matches(replayed: list[Any]) 
     assert continue_response(replayed) == "resp_1"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "replayed",
     [
         [CALL, {**MESSAGE, "phase": "commentary"}],
@@ -223,30 +220,21 @@ def test_a_replay_with_another_member_of_the_output_does_not_match(replayed: lis
 
 def test_a_replay_without_a_member_of_the_input_does_not_match() -> None:
     """An unknown member of the program's own message is compared like its text."""
-    assert continue_response(OUTPUT, [{"role": "user", "content": "Hello"}]) == "no_anchor"
-    assert continue_response(OUTPUT, [{**FIRST[0], "name": "Bob"}]) == "no_anchor"
+    assert continue_response(OUTPUT, ask("Hello")) == "no_anchor"
+    assert continue_response(OUTPUT, ask("Hello", name="Bob")) == "no_anchor"
 
 
 def test_members_of_earlier_responses_are_compared() -> None:
     """The entry of a chained response contains the members of the whole context, sent or remembered."""
-    index = MemoryIndex()
-    history: list[Any] = [*FIRST]
-    parent = None
+    index, parent = MemoryIndex(), None
+    history: list[Any] = [FIRST]
     for number in (1, 2):
-        request = read(json.dumps({"model": "m", "input": history}).encode())
-        output = [{**MESSAGE, "phase": f"phase {number}"}]
-        blocks = tuple(block_from_item(item) for item in output)
-        outcome = Outcome("completed", blocks=blocks, response_id=f"resp_{number}")
-        parent = index_response(request, outcome, scope="s", now=1.0, parent=parent)
-        assert parent is not None
-        index.add(parent)
-        history += [*(without(item, "phase") for item in output), {"role": "user", "content": "?"}]
-    for phase, expected in (("phase 1", "resp_2"), ("phase 2", None)):
+        output = {**MESSAGE, "phase": f"phase {number}"}
+        parent = add_response(index, send(*history), f"resp_{number}", output, parent=parent)
+        history += [without(output, "phase"), ask("?")]
+    for phase, expected in (("phase 1", "resp_2"), ("phase 2", "no_anchor")):
         history[1] = {**history[1], "phase": phase}
-        replay = read(json.dumps({"model": "m", "input": history}).encode())
-        decided = rewrite.rewrite(replay, index, scope="s", now=2.0)
-        found = None if isinstance(decided, str) else decided.anchor.record.response_id
-        assert found == expected
+        assert find_anchor(send(*history), index) == expected
 
 
 objects = st.dictionaries(st.text(), json_values(), max_size=6)
@@ -274,14 +262,8 @@ def test_members_are_those_of_json_loads(
 @for_each(
     "element",
     [
-        r'"\ud83d"',
-        r'"\uDE00\ud83d"',
-        r'"\ud83d\ude00"',
-        r'"\\ud83d"',
-        "1e400",
-        "-0",
-        "[[], {}]",
-        r'{"\"a\ud800": "]}"}',
+        *(r'"\ud83d"', r'"\uDE00\ud83d"', r'"\ud83d\ude00"', r'"\\ud83d"'),
+        *("1e400", "-0", "[[], {}]", r'{"\"a\ud800": "]}"}'),
     ],
 )
 def test_surrogates_and_unusual_numbers_are_copied(element: str) -> None:
