@@ -31,17 +31,13 @@ def draw_layers(layers: list[list[str]]) -> str:
     """Return the picture of the layers as SVG; pure packages are blue."""
     height = ROW * len(layers) + 2 * GAP
     title = "The packages of Kedge as layers, each of which imports only from those below it"
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    frame = f'width="{WIDTH - 1}" height="{height - 1}" rx="6" fill="#f6f8fa" stroke="#d0d7de"'
     lines = [
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
-            f'height="{height}" role="img" aria-labelledby="t">'
-        ),
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="t">',
         f'<title id="t">{title}</title>',
         f"<style>{STYLE}</style>",
-        (
-            f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="6" fill="#f6f8fa" '
-            'stroke="#d0d7de"/>'
-        ),
+        f'<rect x="0.5" y="0.5" {frame}/>',
     ]
     for row, packages in enumerate(layers):
         width = (WIDTH - 2 * GAP - GAP * (len(packages) - 1)) / len(packages)

@@ -151,9 +151,13 @@ def find_modules(matches: Callable[[ast.AST], bool]) -> set[str]:
 
 def sets_frozen_field(node: ast.AST) -> bool:
     """Return whether a node is a function that sets a field of a frozen value."""
-    name = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
-    is_descriptor = isinstance(node, ast.Attribute) and node.attr == "__set__"
-    return is_descriptor or name.removeprefix("structs.") in ("object.__setattr__", "force_setattr")
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) if name in ("force_setattr", "__set__"):
+            return True
+        case ast.Attribute(value=ast.Name(id="object"), attr="__setattr__"):
+            return True
+        case _:
+            return False
 
 
 def assigns_class(node: ast.AST) -> bool:
