@@ -33,7 +33,7 @@ def reconcile(known: list[Item], *listed: str) -> list[int]:
     for item_id, index in known:
         table.finish(OutputItem("message", item_id, index))
     matched = table.reconcile([message("", item_id) for item_id in listed])
-    return [item.output_index for item, _ in matched]
+    return [item.output_index for item in matched]
 
 
 def test_id_has_precedence_over_the_position() -> None:

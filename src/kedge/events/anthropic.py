@@ -216,7 +216,7 @@ class AnthropicDecoder(StreamDecoder):
         self._blocks.append(growing)
         self._by_index[key] = growing
         if growing.type == "tool_use":
-            self._found += self.calls.start(read_item(growing.build_call(), index))
+            self.calls.start(read_item(growing.build_call(), index))
             return
         kind = _ITEM_TYPES.get(growing.type, growing.type)
         self._found.append(types.ItemStarted(kind, growing.item_id, index))
@@ -262,7 +262,7 @@ class AnthropicDecoder(StreamDecoder):
         block.append("input", piece)
         text = self._joiner.feed(("input", block.output_index), piece)
         if text and block.type == "tool_use":
-            self._found += self.calls.append_arguments(block.item_id, block.output_index, text)
+            self.calls.append_arguments(block.item_id, block.output_index, text)
 
     def _read_block_stop(self, message: JsonObject) -> None:
         """Read the end of a block; its completion is emitted later, see the module docstring."""
@@ -287,7 +287,7 @@ class AnthropicDecoder(StreamDecoder):
             self._emit_refusal()
         status = "completed" if ending in ("completed", "refused") else "incomplete"
         if status == "completed":
-            self._found += self.calls.resolve_open()
+            self.calls.resolve_open()
         facts = fields.read_facts(self._message)
         self._end((status, code, ""), {**facts, "usage": read_usage(self._usage)})
 
@@ -324,8 +324,7 @@ class AnthropicDecoder(StreamDecoder):
             tool_input = block.get("input")
             arguments = json.dumps({} if tool_input is None else tool_input, ensure_ascii=False)
         item = builder.build_call(arguments=arguments)
-        call, events = self.calls.finish(read_item(item, builder.output_index))
-        self._found += events
+        call = self.calls.finish(read_item(item, builder.output_index))
         if not isinstance(call, ToolCall) or not call.name:
             self._found.append(types.AnomalyNoted("malformed", "the tool call has no name"))
             return

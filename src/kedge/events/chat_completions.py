@@ -200,7 +200,7 @@ class ChatDecoder(StreamDecoder):
         status, code = FINISH_REASONS.get(reason.lower(), ("incomplete", reason))
         if status == "completed":
             self._add_empty_arguments()
-            self._found += self.calls.resolve_open()
+            self.calls.resolve_open()
         self._emit_items(completed=status == "completed")
         facts = fields.read_facts({**self._facts, "finish_reason": reason})
         self._end((status, code, ""), {**facts, "status": status, "usage": self._usage})
@@ -335,7 +335,7 @@ class ChatDecoder(StreamDecoder):
         """Start the last call, the name of which is complete now."""
         call = self._last_call
         if call is not None and not call.is_announced:
-            self._found += self.calls.start(call)
+            self.calls.start(call)
             call.is_announced = True
 
     def _read_tool_calls(self, value: object) -> None:
@@ -409,7 +409,7 @@ class ChatDecoder(StreamDecoder):
             seen.extend(call_id, problem, name)
         elif name or (call_id and not seen.call_id):
             seen.call_id, seen.name = seen.call_id or call_id, seen.name or name
-            self._found += self.calls.start(seen)
+            self.calls.start(seen)
         if arguments not in (None, ""):
             self._announce_call()
         self._read_arguments(arguments, seen.output_index)
@@ -427,7 +427,7 @@ class ChatDecoder(StreamDecoder):
     def _read_arguments(self, arguments: object, output_index: int) -> None:
         if isinstance(arguments, str):
             if delta := self._joiner.feed(("arguments", output_index), arguments):
-                self._found += self.calls.append_arguments("", output_index, delta)
+                self.calls.append_arguments("", output_index, delta)
         elif arguments is not None:
             self.calls.set_arguments("", output_index, _argument_text(arguments))
 

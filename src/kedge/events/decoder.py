@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from kedge.events import fields, types
 from kedge.events.fields import JsonObject, MalformedEvent
-from kedge.events.items import EventList, ItemTable
+from kedge.events.items import ItemTable
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
 from kedge.events.types import OpaqueEvent
 from kedge.text.json_text import decode
@@ -55,7 +55,7 @@ class StreamDecoder(ABC):
         """Log probabilities of tokens whose text follows: a token may be a part of a character."""
         self._replaced = False
         """Whether a message other than a delta contained a lone surrogate, which was replaced."""
-        self._found: EventList = []
+        self._found = self.calls.events
         """The events that are emitted next."""
         self._make_sse = partial(SSEDecoder, max_line=max_line, max_message=max_message)
         self._sse: SSEDecoder | None = None
@@ -92,7 +92,8 @@ class StreamDecoder(ABC):
         sse = self._sse = self._sse or self._make_sse()
         for message in sse.feed(chunk):
             self._read_sse_message(message)
-        found, self._found = self._found, []
+        found = self._found.copy()
+        self._found.clear()
         return found
 
     def feed_message(self, message: str | bytes | Mapping[str, Any]) -> list[types.StreamEvent]:
@@ -109,7 +110,8 @@ class StreamDecoder(ABC):
         else:
             text = message if isinstance(message, str) else message.decode("utf-8", "replace")
             self._read_sse_message(SSEMessage("", text))
-        found, self._found = self._found, []
+        found = self._found.copy()
+        self._found.clear()
         return found
 
     def restart(self) -> None:
@@ -135,7 +137,8 @@ class StreamDecoder(ABC):
         self._finish()
         if not self.ended:
             self.calls.log_summary()
-        found, self._found = self._found, []
+        found = self._found.copy()
+        self._found.clear()
         return found
 
     @abstractmethod

@@ -21,7 +21,7 @@ Decoders pass items in the form of the Responses API.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import repeat
 from operator import attrgetter
 from typing import Literal, cast
@@ -37,7 +37,6 @@ from kedge.turns import new_id
 
 log = get_logger("kedge.events.tool_calls")
 
-EventList = list[types.StreamEvent]
 Role = Literal["start", "part", "end"]
 """What an event is for its item: its start, a part of its content, or its end."""
 NameResolver = Callable[[str, bool], str]
@@ -146,6 +145,7 @@ class ItemTable:
     """The output items of one response.
 
     Attributes:
+        events: The events to emit; a decoder adds its own, and takes them.
         items: The items by output index.
         calls: The tool calls by ``call_id``.
         extracted: How many calls came with a usable ``call_id``.
@@ -159,6 +159,7 @@ class ItemTable:
     infer_name: NameResolver | None = None
 
     def __init__(self) -> None:
+        self.events: list[types.StreamEvent] = []
         self.items: dict[int, OutputItem] = {}
         self.calls: dict[str, ToolCall] = {}
         self.extracted = self.fallen_back = self.corrected = self.failed = self.inferred = 0
@@ -191,23 +192,21 @@ class ItemTable:
 
     # The life cycle of an item.
 
-    def start(self, sent: OutputItem) -> EventList:
+    def start(self, sent: OutputItem) -> None:
         """Start an item; a repeated start changes nothing.
 
         Args:
             sent: What the event says about the item.
-
-        Returns:
-            The events to emit.
         """
         known = self._find("start", sent)
         if not isinstance(sent, ToolCall):
             known = known or self._add(sent)
-            return [types.ItemStarted(sent.type, sent.item_id, known.output_index)]
-        if not isinstance(known, ToolCall):
-            return self._open_call(sent)[1]
-        known.name = known.name or sent.name
-        return self._rename(known, sent.call_id)
+            self.events.append(types.ItemStarted(sent.type, sent.item_id, known.output_index))
+        elif isinstance(known, ToolCall):
+            known.name = known.name or sent.name
+            self._rename(known, sent.call_id)
+        else:
+            self._open_call(sent)
 
     def place(self, kind: str, item_id: str, output_index: int) -> OutputItem:
         """Return the item that a part belongs to; a new one if it is not known.
@@ -220,22 +219,19 @@ class ItemTable:
         sent = OutputItem(kind, item_id, output_index)
         return self._find("part", sent) or self._add(sent)
 
-    def append_arguments(self, item_id: str, output_index: int, delta: str) -> EventList:
-        """Add an argument delta to its call.
+    def append_arguments(self, item_id: str, output_index: int, delta: str) -> None:
+        """Add an argument delta to its call; it is emitted if the call is known already.
 
         Args:
             item_id: The provider's id of the item.
             output_index: The position of the item in the output, or -1.
             delta: The new text.
-
-        Returns:
-            The events to emit; none if the call is not known yet.
         """
         call = self._find_owner(item_id, output_index)
-        if call.completed:
-            return []
-        call.pieces.append(delta)
-        return [ToolArgumentsDelta(call.call_id, delta)] if call.call_id else []
+        if not call.completed:
+            call.pieces.append(delta)
+            if call.call_id:
+                self.events.append(ToolArgumentsDelta(call.call_id, delta))
 
     def set_arguments(self, item_id: str, output_index: int, arguments: str) -> None:
         """Set the complete arguments of a call, which replace its deltas.
@@ -249,69 +245,63 @@ class ItemTable:
         if not call.completed:
             self._set_arguments(call, arguments)
 
-    def finish(self, sent: OutputItem) -> tuple[OutputItem, EventList]:
+    def finish(self, sent: OutputItem) -> OutputItem:
         """Complete an item.
 
         Args:
             sent: What the event says about the item.
 
         Returns:
-            The item, and the events to emit about it if it is a call.
+            The item.
         """
-        known, events = self._finish(sent, self._find("end", sent))
+        known = self._finish(sent, self._find("end", sent))
         known.completed = known.completed or not isinstance(known, ToolCall)
-        return known, events
+        return known
 
-    def reconcile(self, items: Sequence[JsonObject]) -> list[tuple[OutputItem, EventList]]:
-        """Find the items that a finished response lists, and complete the calls among them.
+    def reconcile(self, items: Sequence[JsonObject]) -> Iterator[OutputItem]:
+        """Find the items that a finished response lists, and complete the calls among them one after the other.
 
         Args:
             items: The items of the response.
 
         Returns:
-            For each of them the item of the stream, or a new one, and the events to emit.
+            For each of them the item of the stream, or a new one.
         """
         listed = list(map(read_item, items, range(len(items))))
         known = self._match_listed(listed) if self.items else repeat(None)
-        return list(map(self._finish, listed, known))
+        return map(self._finish, listed, known)
 
-    def resolve_open(self) -> EventList:
-        """Complete the open calls of a complete response.
+    def resolve_open(self) -> None:
+        """Complete the open calls of a complete response, and report those that cannot be completed.
 
         Some servers never send a finished call; then it consists of its deltas.
-
-        Returns:
-            The events to emit, with one for each call that cannot be completed.
         """
-        events: EventList = []
         unresolved: list[ToolCall] = []
         for call in self.sorted_calls():
-            has_arguments = call.final_arguments is not None or call.pieces
-            events += self._complete(call) if has_arguments and not call.completed else []
+            if not call.completed and (call.final_arguments is not None or call.pieces):
+                self._complete(call)
             unresolved += [] if call.completed else [call]
         for call in (*unresolved, *self._pending.values()):
             name = f"call {call.call_id!r}" if call.call_id else f"item {call.item_id!r}"
             log.warning(
                 "%s is not a complete tool call", name, call_id=call.call_id or call.item_id
             )
-            events.append(types.AnomalyNoted("unresolved_call", name))
+            self.events.append(types.AnomalyNoted("unresolved_call", name))
             self.failed += 1
-        return events
 
-    def _finish(self, sent: OutputItem, known: OutputItem | None) -> tuple[OutputItem, EventList]:
+    def _finish(self, sent: OutputItem, known: OutputItem | None) -> OutputItem:
         if not isinstance(sent, ToolCall):
-            return known or self._add(sent), []
-        if isinstance(known, ToolCall):
-            call, events = known, self._rename(known, sent.call_id)
-        else:
-            call, events = self._open_call(sent)
+            return known or self._add(sent)
+        call = known if isinstance(known, ToolCall) else self._open_call(sent)
+        if call is known:
+            self._rename(call, sent.call_id)
         if not call.completed:
             call.name = sent.name or call.name
             call.item_id = sent.item_id or call.item_id
             call.cut = call.cut or sent.cut
             self._set_arguments(call, sent.final_arguments)
-            events += self._complete(call)
-        return call, events
+            self._complete(call)
+        return call
 
     # Find the item of an event.
 
@@ -398,17 +388,14 @@ class ItemTable:
 
     # Open a call and assign its id.
 
-    def _open_call(self, sent: ToolCall) -> tuple[ToolCall, EventList]:
+    def _open_call(self, sent: ToolCall) -> ToolCall:
         call = replace(sent, final_arguments=None, cut=False)
         self._assign_id(call)
         self.calls[call.call_id] = call
         self._add(call)
         self._owners.clear()  # what was certain may be ambiguous now
-        events: EventList = [
-            types.ToolCallStarted(
-                call.call_id, call.name, call.item_id, call.output_index, call.custom, call.fallback
-            )
-        ]
+        place = call.item_id, call.output_index, call.custom
+        self.events.append(types.ToolCallStarted(call.call_id, call.name, *place, call.fallback))
         for place, early in self._pending.items():
             is_named = place[0] and sent.item_id
             if place[0] == sent.item_id if is_named else place[1] == sent.output_index != -1:
@@ -417,8 +404,8 @@ class ItemTable:
                 call.pieces, call.final_arguments = early.pieces, early.final_arguments
                 break
         if call.pieces:
-            events.append(ToolArgumentsDelta(call.call_id, "".join(call.pieces)))
-        return call, events
+            self.events.append(ToolArgumentsDelta(call.call_id, "".join(call.pieces)))
+        return call
 
     def _assign_id(self, call: ToolCall) -> None:
         if call.call_id in self.calls:
@@ -436,14 +423,14 @@ class ItemTable:
         details = kind, call.fallback, call.name, call.output_index
         _log_call(logging.WARNING, text, call.call_id, *details)
 
-    def _rename(self, call: ToolCall, new: str) -> EventList:
+    def _rename(self, call: ToolCall, new: str) -> None:
         """Use the provider's id, if this event is the first to have it."""
         if not new or new in self.calls:
-            return []
+            return
         if call.completed and not call.fallback:
             text = "has id %r later; the first id is used"
             _log_call(logging.WARNING, text, call.call_id, new)
-            return []
+            return
         was, call.call_id = call.call_id, new
         self.calls = {each.call_id: each for each in self.calls.values()}
         level = logging.INFO if call.fallback else logging.WARNING
@@ -451,7 +438,7 @@ class ItemTable:
         if call.fallback:
             self.corrected += 1
             call.fallback = ""
-        return [types.ToolCallRenamed(new, was)]
+        self.events.append(types.ToolCallRenamed(new, was))
 
     # Complete a call.
 
@@ -468,33 +455,31 @@ class ItemTable:
             )
         call.final_arguments = arguments
 
-    def _complete(self, call: ToolCall) -> EventList:
-        anomalies = [] if call.name or call.cut else self._infer_name(call)
+    def _complete(self, call: ToolCall) -> None:
+        if not (call.name or call.cut):
+            self._infer_name(call)
         if not call.name or call.cut:
-            return []
+            return
         call.completed = True
         _log_call(logging.DEBUG, "is complete: tool %r", call.call_id, call.name)
         place = call.item_id, call.output_index, call.custom
-        return [
-            *anomalies,
-            types.ToolCallCompleted(call.call_id, call.name, call.arguments, *place),
-        ]
+        completed = types.ToolCallCompleted(call.call_id, call.name, call.arguments, *place)
+        self.events.append(completed)
 
-    def _infer_name(self, call: ToolCall) -> EventList:
+    def _infer_name(self, call: ToolCall) -> None:
         """Set the name of a call that came without one, if its arguments fit exactly one tool.
 
         The server's stored call has no name, so the response must not become an anchor.
         """
         name = self.infer_name(call.arguments, call.custom) if self.infer_name else ""
         if not name:
-            return []
+            return
         call.name = name
         self.inferred += 1
         text = "has no name; its arguments fit only %r"
         _log_call(logging.WARNING, text, call.call_id, name)
-        return [
-            types.AnomalyNoted("contradiction", f"the name of call {call.call_id!r} was inferred")
-        ]
+        detail = f"the name of call {call.call_id!r} was inferred"
+        self.events.append(types.AnomalyNoted("contradiction", detail))
 
 
 def _may_move(item: OutputItem, role: Role, call_id: str) -> bool:

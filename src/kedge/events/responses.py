@@ -148,12 +148,11 @@ class ResponsesDecoder(StreamDecoder):
 
     def _read_item_added(self, message: JsonObject) -> None:
         item = fields.require_object(message, "item")
-        self._found += self.calls.start(read_item(item, get_index(message)))
+        self.calls.start(read_item(item, get_index(message)))
 
     def _read_item_done(self, message: JsonObject) -> None:
         item = fields.require_object(message, "item")
-        ended, events = self.calls.finish(read_item(item, get_index(message)))
-        self._found += events
+        ended = self.calls.finish(read_item(item, get_index(message)))
         if isinstance(ended, ToolCall):
             if not ended.name:
                 raise MalformedEvent("the tool call has no name")
@@ -233,7 +232,7 @@ class ResponsesDecoder(StreamDecoder):
     def _read_arguments_delta(self, message: JsonObject) -> None:
         place = get_text(message, "item_id"), get_index(message)
         if delta := self._joiner.feed(place, fields.require_text(message, "delta")):
-            self._found += self.calls.append_arguments(*place, delta)
+            self.calls.append_arguments(*place, delta)
 
     def _read_arguments_done(self, message: JsonObject, member: str) -> None:
         place = get_text(message, "item_id"), get_index(message)
@@ -267,7 +266,7 @@ class ResponsesDecoder(StreamDecoder):
         elif isinstance(response.get("output"), list):
             facts |= self._read_output(response["output"])
         if status == "completed":
-            self._found += self.calls.resolve_open()
+            self.calls.resolve_open()
         self._end((status, reason, failure), {**facts, "usage": fields.read_usage(response)})
 
     def _read_output(self, listed: list[Any]) -> JsonObject:
@@ -278,8 +277,7 @@ class ResponsesDecoder(StreamDecoder):
             self._found.append(types.AnomalyNoted("malformed", detail))
         output: list[JsonObject] = []
         indexes: list[int] = []
-        for item, (known, events) in zip(items, self.calls.reconcile(items), strict=True):
-            self._found += events
+        for item, known in zip(items, self.calls.reconcile(items), strict=True):
             indexes.append(known.output_index)
             output.append(known.complete_item(item) if isinstance(known, ToolCall) else item)
             if output[-1] is not item and _contradicts_call(item, output[-1]):

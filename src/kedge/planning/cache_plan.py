@@ -119,10 +119,9 @@ def plan_cache(
     """
     index, state = get_prefix_index(turn), get_state(turn)
     base, newest = _find_prompts(index, state, plan)
+    form = f"kedge.cache/1\0{plan.scope}\0{index.digest(1) if plan.block_count else ''}".encode()
     prediction = CachePlan(
-        key=make_cache_key(plan.scope, index.digest(1) if plan.block_count else "")
-        if rules.keyed
-        else "",
+        key=f"kedge-{blake2b(form, digest_size=KEY_BYTES).hexdigest()}" if rules.keyed else "",
         input_tokens=_estimate_input(index, plan, base),
         intact_blocks=base.block_count if base else 0,
         settings=settings,
@@ -149,12 +148,6 @@ def _count_cached(base: AnchorRecord | None, rules: CacheRules, *, is_newest: bo
     # The output of an earlier response was part of the prompts after it.
     output = 0 if is_newest or rules.explicit else base.counted.output
     return rules.count_cached(base.counted.input + output)
-
-
-def make_cache_key(scope: str, digest: str) -> str:
-    """Return the key of the conversation whose first block has this digest."""
-    form = f"kedge.cache/1\0{scope}\0{digest}".encode()
-    return f"kedge-{blake2b(form, digest_size=KEY_BYTES).hexdigest()}"
 
 
 def _find_prompts(

@@ -383,14 +383,12 @@ class ToolPairing:
         """Return the mismatches in the order of the blocks; position 0 is ``blocks[offset]``."""
         if not self.open and not self.issues:
             return ()
-        waiting = {position for position, *_ in self.open.values()}
-        unanswered: list[PairingIssue] = [
-            (position, "unanswered")
-            for position in waiting
-            if not is_async_call(blocks[offset + position])
-        ]
+        issues = set(self.issues)
+        for position, *_ in self.open.values():
+            if not is_async_call(blocks[offset + position]):
+                issues.add((position, "unanswered"))
         found: list[Problem] = []
-        for position, kind in sorted([*self.issues, *unanswered]):
+        for position, kind in sorted(issues):
             block = blocks[offset + position]
             effect = call_effect(block)
             assert effect is not None  # noqa: S101 - only calls and results have issues
