@@ -126,12 +126,21 @@ def nest(message: str, code: Any = None, param: str | None = None) -> dict[str, 
             " <html>gone</html>",
             "the server returned a web page instead of JSON; is the base URL correct?",
         ),
+        (
+            "<?xml version='1.0'?>\n<html lang='en'><head><title>Gone</title>",
+            "the server returned a web page, 'Gone', instead of JSON; is the base URL correct?",
+        ),
+        (
+            "<?xml version='1.0'?><Error><Code>Slow</Code>",
+            "<?xml version='1.0'?><Error><Code>Slow</Code>",
+        ),
+        ("<overloaded>", "<overloaded>"),
         ("out of memory", "out of memory"),
         ("", "the server returned no error message"),
     ],
 )
 def test_a_web_page_is_described_in_one_line(body: str, message: str) -> None:
-    """Of the page of a server or gateway at another address, the message has only the title."""
+    """Of the page of a server or gateway at another address, the message has only the title; XML is shown."""
     assert parse_error(body)["message"] == message
 
 

@@ -30,6 +30,7 @@ MAX_CODE_LENGTH = 200
 MAX_MESSAGE_LENGTH = 2_000
 """The maximum length of a server's code and message in an error."""
 MAX_TITLE_LENGTH = 100
+_PAGE = re.compile(r"\s*<(!doctype html|html)\b|\s*<[?!].*?<html\b", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"<title>([^<]*)", re.IGNORECASE)
 _SCHEME = re.compile(r"^\s*[\w-]+\s+")
 _PERMANENT_CODES = re.compile(
@@ -150,7 +151,7 @@ def is_permanent_failure(code: str, message: str) -> bool:
 
 def describe_page(text: str) -> str:
     """Return one line about a body that is a web page, or else the body."""
-    if not text.lstrip().startswith("<"):
+    if not _PAGE.match(text):
         return text
     found = _TITLE.search(text)
     title = f", {' '.join(unescape(found[1]).split())[:MAX_TITLE_LENGTH]!r}," if found else ""
