@@ -522,8 +522,8 @@ def test_unreachable_upstream_is_reported(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["chat"])
-def test_fifty_streams_do_not_wait_for_a_slow_reader(server: TestServer, client: OpenAI) -> None:
-    """One client that does not read its stream does not block fifty others."""
+def test_many_streams_do_not_wait_for_a_slow_reader(server: TestServer, client: OpenAI) -> None:
+    """One client that does not read its stream does not block twenty others."""
     slow = ask(client, "Write 20000 words", stream=True)
     next(iter(slow))
     answers: list[str] = []
@@ -534,12 +534,12 @@ def test_fifty_streams_do_not_wait_for_a_slow_reader(server: TestServer, client:
             event.response.output_text for event in events if event.type == "response.completed"
         )
 
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(50)]
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(TIMEOUT)
-    assert len(answers) == 50
+    assert len(answers) == 20
     assert {answer for answer in answers if "line 7" in answer.lower()}
     slow.close()
     wait_until(lambda: server.running == 0)
