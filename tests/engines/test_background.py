@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.fake_server import json_response, serve_handler
+from engines.fake_server import connect_to, json_response
 from engines.runs import Link, last_text, read_until, request_bodies
 from kedge import Chat
 from kedge.engines import ResponsesEngine
@@ -24,9 +24,8 @@ TURN = Turn([user("Say: Hello there.")])
 
 def count_requests(server: TestServer) -> int:
     """Return how many responses were requested."""
-    return len(
-        [each for each in server.requests if (each.method, each.path) == ("POST", "/v1/responses")]
-    )
+    sent = [(each.method, each.path) for each in server.requests]
+    return sent.count(("POST", "/v1/responses"))
 
 
 async def test_a_queued_response_is_an_outcome_of_its_own(link: Link) -> None:
@@ -123,10 +122,8 @@ async def test_a_background_stream_that_cannot_be_continued_keeps_its_id() -> No
         event = f'data: {{"type":"response.created","sequence_number":0,"response":{dump(started)}}}\n\n'
         return Response(event, media_type="text/event-stream")
 
-    with serve_handler(answer) as url:
-        engine = connect(f"responses:{url}#m", max_retries=0)
-        async with engine.stream(TURN, background=True) as stream:
-            turn = await stream.finish()
+    async with connect_to(answer) as engine, engine.stream(TURN, background=True) as stream:
+        turn = await stream.finish()
     running = find_running(turn)
     assert running is not None
     assert running.response_id == "resp_1"
@@ -157,8 +154,7 @@ async def test_a_response_in_the_background_can_be_cancelled(link: Link) -> None
 
 async def test_a_finished_response_cannot_be_cancelled_and_is_returned() -> None:
     """A response that was complete before it could be stopped is the answer."""
-    with serve_handler(FakeBackground("completed").handle) as url:
-        engine = connect(f"responses:{url}#m")
+    async with connect_to(FakeBackground("completed").handle) as engine:
         turn = await engine.cancel(await engine.run(TURN, background=True))
     assert turn.blocks[-1] == assistant("Done.")
 
@@ -185,8 +181,7 @@ class FakeBackground:
 
 async def test_a_response_that_failed_in_the_background_can_be_sent_again() -> None:
     """The error has the Turn without the failed response."""
-    with serve_handler(FakeBackground("failed").handle) as url:
-        engine = connect(f"responses:{url}#m", max_retries=0)
+    async with connect_to(FakeBackground("failed").handle) as engine:
         with pytest.raises(ServerFailed) as caught:
             await engine.poll(await engine.run(TURN, background=True))
     assert caught.value.turn is not None
@@ -196,8 +191,7 @@ async def test_a_response_that_failed_in_the_background_can_be_sent_again() -> N
 async def test_a_response_that_the_server_no_longer_has_is_not_requested_again_silently() -> None:
     """The error says that it is gone and what to do, and its Turn can be sent."""
     server = FakeBackground("completed", 404)
-    with serve_handler(server.handle) as url:
-        engine = connect(f"responses:{url}#m", max_retries=0)
+    async with connect_to(server.handle) as engine:
         with pytest.raises(RequestRefused, match=r"no longer has resp_1.*send the Turn") as caught:
             await engine.poll(await engine.run(TURN, background=True))
     assert server.posts == 1
@@ -208,8 +202,7 @@ async def test_a_response_that_the_server_no_longer_has_is_not_requested_again_s
 async def test_an_unreachable_server_leaves_the_response_running() -> None:
     """A failed poll may be repeated: it is not a new request."""
     server = FakeBackground("completed", 503)
-    with serve_handler(server.handle) as url:
-        engine = connect(f"responses:{url}#m", max_retries=0)
+    async with connect_to(server.handle) as engine:
         turn = await engine.run(TURN, background=True)
         with pytest.raises(ServerFailed) as caught:
             await engine.poll(turn)

@@ -224,7 +224,7 @@ def test_missing_usage_gives_no_token_counts() -> None:
     assert count_prompt(outcome, CachePlan("k")) is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("model", "counted", "cached"),
     [
         ("responses:https://api.deepseek.com/v1#m", 180, 128),

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
+from for_each import for_each
 from kedge.engines.json_schema import list_subschemas
 from kedge.engines.output_schema import OutputSchema, SchemaMismatch, to_output_schema
 from kedge.errors import InvalidSetting
@@ -101,7 +102,7 @@ TYPES: dict[str, tuple[Any, str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TYPES)
+@for_each("name", TYPES)
 def test_a_type_is_sent_as_a_strict_object_and_its_answer_parsed(name: str) -> None:
     """All objects are closed, all members required, and other types are wrapped in an object."""
     output, text, value = TYPES[name]
@@ -119,7 +120,7 @@ def test_a_type_is_sent_as_a_strict_object_and_its_answer_parsed(name: str) -> N
     assert output_schema.parse(json.dumps(output_schema.to_json(value))) == value
 
 
-@pytest.mark.parametrize("output", [dict[str, int], Any, tuple[int, str], list[Any]])
+@for_each("output", [dict[str, int], Any, tuple[int, str], list[Any]])
 def test_type_without_a_strict_form_is_sent_unchanged(output: Any) -> None:
     """A type without a strict form is not enforced by the server, only validated."""
     assert "strict" not in text_format(output)
@@ -133,7 +134,7 @@ def test_json_schema_is_strict_only_without_optional_members() -> None:
     assert "strict" not in text_format({"required": ["ship"]})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "schema",
     [
         {"type": "array", "items": {"type": "integer"}},
@@ -149,11 +150,11 @@ def test_non_object_json_schema_is_wrapped(schema: dict[str, Any]) -> None:
         output_schema.parse('["x"]')
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "expected"),
     [("no", "JSON"), ('{"name": "Argo"}', "oars"), ('{"name": 1, "oars": "two"}', "oars")],
 )
-@pytest.mark.parametrize("form", [Boat, Boat.model_json_schema()], ids=["pydantic", "schema"])
+@for_each("form", [Boat, Boat.model_json_schema()])
 def test_problems_are_listed_by_member(form: Any, text: str, expected: str) -> None:
     """Each problem is one line that names the member."""
     with pytest.raises(SchemaMismatch) as exc_info:
@@ -162,7 +163,7 @@ def test_problems_are_listed_by_member(form: Any, text: str, expected: str) -> N
     assert all(line.startswith("- ") for line in str(exc_info.value).splitlines())
 
 
-@pytest.mark.parametrize("text", ["no", '{"value": "x"}', "{}"])
+@for_each("text", ["no", '{"value": "x"}', "{}"])
 def test_invalid_wrapped_value_is_a_mismatch(text: str) -> None:
     """A missing wrapper, a wrong member and invalid JSON are all mismatches."""
     with pytest.raises(SchemaMismatch):
@@ -187,14 +188,14 @@ def test_an_iterable_is_a_list() -> None:
         schema.parse('{"value": ["no number"]}')
 
 
-@pytest.mark.parametrize("wrong", [3, "text", {"type": "boat"}, Toolbox, type[int]])
+@for_each("wrong", [3, "text", {"type": "boat"}, Toolbox, type[int]])
 def test_a_value_without_a_schema_is_rejected(wrong: Any) -> None:
     """A value that has no JSON schema is rejected before anything is sent."""
     with pytest.raises(InvalidSetting, match="schema of answer"):
         to_output_schema(wrong)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("output", "text", "expected"),
     [
         (Boat, "", None),
@@ -240,7 +241,7 @@ def test_a_schema_is_immutable_json() -> None:
     assert list(copied.schema["properties"]) == ["a"]
 
 
-@pytest.mark.parametrize("reference", ["http://127.0.0.1:1/schema.json", "#/$defs/Missing"])
+@for_each("reference", ["http://127.0.0.1:1/schema.json", "#/$defs/Missing"])
 def test_references_to_other_documents_are_not_followed(reference: str) -> None:
     """Nothing is downloaded to validate an answer, and an unresolved reference is an error."""
     schema = to_output_schema({"type": "object", "properties": {"a": {"$ref": reference}}})
@@ -250,10 +251,8 @@ def test_references_to_other_documents_are_not_followed(reference: str) -> None:
     assert to_output_schema(local).parse('{"a": 1}') == {"a": 1}
 
 
-@pytest.mark.parametrize(
-    "text",
-    ['{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}', r'{"a": "\ud83d"}', "[" * 100_000],
-    ids=["NaN", "Infinity", "beyond floats", "lone surrogate", "extreme nesting"],
+@for_each(
+    "text", ['{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}', r'{"a": "\ud83d"}', "[" * 100_000]
 )
 def test_answer_that_only_python_reads_is_rejected(text: str) -> None:
     """A value that cannot be written as JSON again, or not be read at all, does not match a JSON schema."""
@@ -305,7 +304,7 @@ REFERENCES: dict[str, tuple[dict[str, Any], Any, Any, bool]] = {
 """JSON schemas with an answer, its value, and whether the schema has a strict form."""
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@for_each("name", REFERENCES)
 def test_json_schema_with_references_is_sent_and_validated(name: str) -> None:
     """References to any part of a schema, ``definitions`` and the schema ``true`` are accepted."""
     schema, answer, value, strict = REFERENCES[name]
@@ -315,7 +314,7 @@ def test_json_schema_with_references_is_sent_and_validated(name: str) -> None:
     assert to_output_schema(schema).parse(json.dumps(answer)) == value
 
 
-@pytest.mark.parametrize("text", ['{"value": [3]}', '{"value": [{"value": []}]}'])
+@for_each("text", ['{"value": [3]}', '{"value": [{"value": []}]}'])
 def test_reference_to_the_schema_itself_is_not_one_to_its_wrapper(text: str) -> None:
     """In a wrapped schema, ``#`` still refers to the schema that was passed."""
     with pytest.raises(SchemaMismatch):
@@ -331,9 +330,7 @@ def test_objects_that_may_be_null_are_closed() -> None:
         assert "strict" not in text_format({**ship, "properties": {"port": open_ended}})
 
 
-@pytest.mark.parametrize(
-    "text", ["```json\n[1]\n```", "\n```\n\n[1]```\n", "```JSON  \r\n[1]\n```", "[1]"]
-)
+@for_each("text", ["```json\n[1]\n```", "\n```\n\n[1]```\n", "```JSON  \r\n[1]\n```", "[1]"])
 def test_a_fence_around_an_answer_is_removed(text: str) -> None:
     """An answer may be inside a fence of Markdown, with or without a language."""
     assert to_output_schema(list[int]).parse(text) == [1]

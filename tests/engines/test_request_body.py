@@ -185,7 +185,7 @@ def test_the_requests_of_a_toolbox_share_their_definitions() -> None:
     assert first == add.definition() == toolbox.definitions()[0]
 
 
-@pytest.mark.parametrize("map_tool", [anthropic.map_tool, chat_completions.map_tool])
+@for_each("map_tool", [anthropic.map_tool, chat_completions.map_tool])
 def test_the_form_of_another_api_is_computed_once(map_tool: Any) -> None:
     """The converted form is cached and can be encoded beside other definitions."""
     definition = add.frozen_definition

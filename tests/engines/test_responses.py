@@ -13,6 +13,7 @@ from starlette.responses import Response
 from engines.conftest import open_engine
 from engines.fake_server import connect_to, json_response
 from engines.runs import Link, last_text
+from for_each import for_each
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
 from kedge.errors import UnknownSetting
 from kedge.events import TextDelta
@@ -136,7 +137,7 @@ async def test_before_send_is_awaited_with_each_turn(engine: ResponsesEngine, mo
     assert seen == [(1, 0), (3, 1)]
 
 
-@pytest.mark.parametrize("kind", [ResponsesEngine, ChatCompletionsEngine, AnthropicEngine])
+@for_each("kind", [ResponsesEngine, ChatCompletionsEngine, AnthropicEngine])
 def test_constructor_rejects_unknown_settings(kind: type[Engine]) -> None:
     """An engine that is constructed directly does not ignore a misspelled setting."""
     with pytest.raises(UnknownSetting, match="has no setting 'prompt_cash'; did you mean"):

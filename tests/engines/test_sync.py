@@ -10,6 +10,7 @@ from typing import assert_type
 
 import pytest
 
+from for_each import for_each
 from kedge import Chat, Conversation, Turn, connect, open_store, run_sync, user
 from kedge.chat import ChatReply
 from kedge.chat.chat import SyncChat
@@ -86,7 +87,7 @@ def test_deleted_stream_closes_its_run(engine: Engine) -> None:
     call.wait()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "facade"), [(Conversation, SyncConversation), (Chat, SyncChat), (Engine, SyncEngine)]
 )
 def test_every_async_method_has_a_sync_version(source: type, facade: type) -> None:

@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-import pytest
-
+from for_each import for_each
 from kedge.engines import json_schema
 from kedge.engines.json_schema import infer_tool_name
 
@@ -26,7 +25,7 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "custom", "expected"),
     [
         ('{"a": 1}', False, "add"),
@@ -52,7 +51,7 @@ def fits(schema: Any, value: Any, definitions: Any = None) -> bool:
     return infer_tool_name([tool], json.dumps({"x": value}), False) == "only"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("schema", "matching", "other"),
     [
         ({"type": "integer"}, 2.0, 2.5),
@@ -83,7 +82,7 @@ def test_types_members_and_references_are_compared(schema: Any, matching: Any, o
     assert schema is True or not fits(schema, other, {"Stop": stop})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "schema",
     [
         False,

@@ -69,7 +69,7 @@ def listing(*items: dict[str, Any]) -> ResponseCompleted:
     return ResponseCompleted("resp_1", status="completed", output=items)
 
 
-@pytest.mark.parametrize("listed", [False, True])
+@for_each("listed", [False, True])
 def test_a_changed_event_does_not_change_the_block(listed: bool) -> None:
     """Whoever changes an item inside an event changes neither the block nor the digest of its anchor."""
     item = message_item("Hello")

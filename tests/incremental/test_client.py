@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI, AzureOpenAI, BadRequestError, NotFoundError, OpenAI
 
+from for_each import for_each
 from incremental.conftest import MakeClient
 from incremental.programs import ask, bodies, check_contexts, message, replay, typed
 from kedge.errors import InvalidSetting
@@ -378,7 +379,7 @@ def test_a_server_that_identifies_itself_is_trusted(
     assert [len(body["input"]) for body in bodies(server)] == [1, 1]
 
 
-@pytest.mark.parametrize("known", [False, True])
+@for_each("known", [False, True])
 def test_an_unknown_server_is_not_trusted(known: bool) -> None:
     """An unknown server that only repeats the requested id gets the program's own requests."""
     sent: list[dict[str, Any]] = []

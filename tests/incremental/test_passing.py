@@ -161,7 +161,7 @@ class Chunks(httpx2.SyncByteStream, httpx2.AsyncByteStream):
         self.is_closed = True
 
 
-@pytest.mark.parametrize("index", [BrokenIndex(), ForgetfulIndex()])
+@for_each("index", [BrokenIndex(), ForgetfulIndex()])
 def test_a_failing_index_does_not_affect_the_program(index: AnchorIndex) -> None:
     """The request is sent as written, and its answer is returned."""
     with make_client(index=index) as http:
@@ -259,7 +259,7 @@ async def test_a_broken_response_is_closed() -> None:
     assert (stream.is_closed, other_stream.is_closed) == (True, True)
 
 
-@pytest.mark.parametrize("listed", [False, True])
+@for_each("listed", [False, True])
 def test_a_resumed_stream_is_an_anchor_if_its_end_lists_the_output(listed: bool) -> None:
     """A resumed stream contains only the second item, and its last event may list the complete output."""
     second = {**OUTPUT[0], "id": "m2"}
@@ -293,8 +293,8 @@ def test_an_index_that_cannot_record_a_server_error_does_not_hide_it() -> None:
         assert post(http).text == "overloaded"
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate"])
-@pytest.mark.parametrize("count", [1, 3])
+@for_each("coding", ["gzip", "deflate"])
+@for_each("count", [1, 3])
 def test_the_body_of_an_error_can_be_read_in_every_way(count: int, coding: str) -> None:
     """An error that is streamed has its raw bytes, even if they are not valid."""
     packed = gzip.compress(b'{"error": {"message": "wrong"}}')
@@ -315,7 +315,7 @@ def test_the_body_of_an_error_can_be_read_in_every_way(count: int, coding: str) 
         assert not chain_report(http).healed
 
 
-@pytest.mark.parametrize("is_read", [False, True])
+@for_each("is_read", [False, True])
 def test_a_hook_that_raises_for_the_status_does_not_prevent_healing(is_read: bool) -> None:
     """The rejection of an anchor does not reach the program, with or without its body."""
 
@@ -469,7 +469,7 @@ def test_requests_with_an_auth_object_are_chained() -> None:
         assert [bool(each.anchor) for each in chain_report(http).recent] == [False, True, False]
 
 
-@pytest.mark.parametrize("header", ["x-request-signature", "x-request-mac"])
+@for_each("header", ["x-request-signature", "x-request-mac"])
 def test_a_body_that_a_hook_signs_is_sent_as_written(header: str) -> None:
     """The signature is recognized by its name, or by the status of a request with another body."""
     sent: list[bool] = []
@@ -509,7 +509,7 @@ def test_a_request_with_an_idempotency_key_is_sent_as_written() -> None:
     assert sent[1] == sent[2] != sent[3]
 
 
-@pytest.mark.parametrize("header", ["Idempotency-Key", "X-Idempotency-Key"])
+@for_each("header", ["Idempotency-Key", "X-Idempotency-Key"])
 def test_a_key_of_a_hook_is_sent_with_one_body(header: str) -> None:
     """A request is sent as written if a hook adds a key to it, because the key belongs to that body."""
     sent: dict[str, int] = {}
@@ -681,7 +681,7 @@ def test_compressed_and_endless_responses_are_not_collected(
     assert observer.finish() is None
 
 
-@pytest.mark.parametrize("size", [10_000, 50_000_000])
+@for_each("size", [10_000, 50_000_000])
 def test_large_errors_are_passed_on(size: int) -> None:
     """An error that is too large to be the rejection of an anchor is neither collected nor decompressed."""
     content = gzip.compress(os.urandom(min(size, 3_000_000)) + b"x" * size)
@@ -766,7 +766,7 @@ async def test_a_cancelled_stream_is_closed_and_reported() -> None:
         assert chain_report(http).requests == 1
 
 
-@pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}])
+@for_each("headers", [{}, {"content-type": "text/plain"}])
 def test_a_stream_without_its_content_type_is_chained(headers: dict[str, str]) -> None:
     """The stream is recorded, and a chained one is passed on before it is complete."""
     received: list[str] = []
@@ -789,7 +789,7 @@ def test_a_stream_without_its_content_type_is_chained(headers: dict[str, str]) -
     assert received == ["start", "end", "start", "end"]
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
+@for_each("is_stream", [False, True])
 def test_a_context_that_is_too_long_on_the_server_is_sent_by_the_program(is_stream: bool) -> None:
     """The server's context has reasoning that the program omits, so the original request may be accepted."""
     error = {"code": "context_length_exceeded", "message": "Your input is too long."}

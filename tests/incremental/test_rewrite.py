@@ -299,14 +299,14 @@ def test_text_that_is_not_one_object_is_rejected(text: str) -> None:
         split_object(text.encode())
 
 
-@pytest.mark.parametrize("content", [b'{"a":"\xff"}', b'{"\xff":1}', b"\xef\xbb\xbf{}"])
+@for_each("content", [b'{"a":"\xff"}', b'{"\xff":1}', b"\xef\xbb\xbf{}"])
 def test_only_utf_8_is_accepted(content: bytes) -> None:
     """Other bytes, also inside of values, and a byte order mark raise a ``ValueError``."""
     with pytest.raises(ValueError, match=r"."):
         split_object(content)
 
 
-@pytest.mark.parametrize("content", [b"{}", b" { } ", b"[]", b"[ ]"])
+@for_each("content", [b"{}", b" { } ", b"[]", b"[ ]"])
 def test_empty_objects_and_arrays(content: bytes) -> None:
     """An object or an array without members is valid."""
     split = split_array if b"[" in content else split_object

@@ -1,8 +1,8 @@
 """Test the token accounting: what a count proves, and the bounds it is compared with."""
 
-import pytest
 from msgspec import structs
 
+from for_each import for_each
 from kedge.events import Outcome, Usage
 from kedge.memory.tokens import (
     ORDINARY_EXCESS,
@@ -182,9 +182,7 @@ def test_replayed_reasoning_is_counted_by_the_visible_text() -> None:
     assert judge_usage(Usage(900), structs.replace(BASE, settings=sent.settings), sent) == ""
 
 
-@pytest.mark.parametrize(
-    ("block", "is_carried"), [(tool_result("call_1", "5"), True), (user("And?"), False)]
-)
+@for_each(("block", "is_carried"), [(tool_result("call_1", "5"), True), (user("And?"), False)])
 def test_reasoning_is_carried_over_a_tool_round(block: Block, is_carried: bool) -> None:
     """Reasoning before a tool result is still in the context; a user message may have removed it."""
     turn = Turn([user(HISTORY), tool_call("add", {"a": 2}, call_id="call_1")])
@@ -232,9 +230,7 @@ def test_an_ordinary_tokenizer_has_a_lower_upper_bound() -> None:
     assert ordinary.estimate < ordinary.upper < wide.upper
 
 
-@pytest.mark.parametrize(
-    "text", ["1. Sail.)\n2. Row.)\n3. Haul.)", "\n\n 1. Sail.)\n2. Row.)\n\n "]
-)
+@for_each("text", ["1. Sail.)\n2. Row.)\n3. Haul.)", "\n\n 1. Sail.)\n2. Row.)\n\n "])
 def test_lower_bound_holds_for_any_treatment_of_whitespace(text: str) -> None:
     """A server may count a text as it is, without whitespace at its ends, or with single spaces."""
     sent = measure_request([user(text)], {})

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from for_each import for_each
 from kedge.errors import EngineError
 from kedge.events.run import FellBack, Healed, ModeChanged, ServerForgot
 from kedge.middleware import log, with_middleware
@@ -28,7 +29,7 @@ async def test_the_log_records_requests_without_content(caplog: pytest.LogCaptur
     assert any(getattr(r, "kedge", {}).get("response_id") == "resp_1" for r in caplog.records)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "event",
     [
         Healed("gone"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from for_each import for_each
 from kedge.engines import Events, Request
 from kedge.errors import EngineError, InvalidSetting, RateLimited, ServerFailed, StreamCut
 from kedge.events import AttemptFailed, TextDelta, Usage
@@ -67,7 +68,7 @@ async def test_permanent_failures_are_reported(answers: Sequence[Any], attempts:
     assert len(engine.turns) == attempts
 
 
-@pytest.mark.parametrize("attempts", [0, -1])
+@for_each("attempts", [0, -1])
 def test_there_is_at_least_one_attempt(attempts: int) -> None:
     """Fewer than one attempt raises ``InvalidSetting``."""
     with pytest.raises(InvalidSetting, match="attempts must be an integer of at least 1"):

@@ -44,7 +44,7 @@ async def test_response_with_a_repeated_id_is_read() -> None:
     assert [(await lane.next_message()).kind for _ in range(2)] == [created.kind, completed.kind]
 
 
-@pytest.mark.parametrize("kind", ["response.completed", "response.incomplete"])
+@for_each("kind", ["response.completed", "response.incomplete"])
 def test_latest_response_id_is_recorded(kind: str) -> None:
     """A completed or incomplete response replaces the previous one."""
     lane = Lane("a")
