@@ -337,7 +337,7 @@ async def test_pending_blocks_can_be_compacted_before_a_call(
 
 
 async def test_plan_is_available_before_a_call(server: TestServer, open_chat: OpenChat) -> None:
-    """`plan` sends no request; a call accepts a mode and further request parameters."""
+    """`plan` returns the plan of a call without sending a request."""
     async with open_chat() as chat:
         first = await chat.chat_with_state(None, "My name is Ada.")
         plan = chat.plan(first.state, "What did I say first?")
@@ -345,6 +345,11 @@ async def test_plan_is_available_before_a_call(server: TestServer, open_chat: Op
         assert not plan.is_full
         assert plan.delta_blocks == 1
         assert len(server.requests) == 1
+
+
+async def test_options_are_passed_to_the_engine(server: TestServer, open_chat: OpenChat) -> None:
+    """A call accepts a mode and further request parameters."""
+    async with open_chat() as chat:
         answer = await chat.chat_with_state(None, "Hello!", mode="stateless", temperature=0.5)
         assert request_bodies(server)[-1]["temperature"] == 0.5
         assert request_bodies(server)[-1]["store"] is False
@@ -383,9 +388,13 @@ async def test_edited_state_chains_on_the_unchanged_part(
 
 
 async def test_refusal_is_not_text(open_chat: OpenChat) -> None:
-    """The text of a refusal is in `refusal`, not in `text`; an invalid block raises an error."""
+    """The text of a refusal is in `refusal`, not in `text`."""
     answer = await open_chat().chat_with_state(None, "Refuse to sing.")
     assert (answer.text, answer.refusal) == ("", "I will not sing.")
+
+
+async def test_invalid_block_is_rejected(open_chat: OpenChat) -> None:
+    """An invalid block raises an error, unlike an invalid state."""
     wrong: Any = {"role": "user"}
     chat = open_chat()
     with pytest.raises(InvalidTurn, match="must have blocks"):

@@ -304,8 +304,8 @@ def test_unknown_command_has_a_suggestion() -> None:
     assert done.returncode == 2
     assert "there is no command 'confg'; did you mean config?" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "lists the commands" in run_kedge("qqqqqq").stderr
-    assert "did you mean conversations?" in run_kedge("ls").stderr
+    assert "lists the commands" in CliRunner().invoke(group, ["qqqqqq"]).stderr
+    assert "did you mean conversations?" in CliRunner().invoke(group, ["ls"]).stderr
     assert set(SYNONYMS.values()) <= set(COMMANDS)
     assert not set(SYNONYMS) & set(COMMANDS)
 

@@ -179,16 +179,24 @@ def test_custom_tools_can_be_offered(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "HELLO" in done.stdout
 
 
-def test_chat_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """/plan, /show, /help, /editor and /quit work; an unknown command and --trace without an exporter are reported."""
+def test_chat_commands() -> None:
+    """/plan, /show, /help and /quit work, and an unknown command is reported."""
     done = invoke_chat("Hello\n/plan\n/show\n/help\n/nonsense\n/quit\nnot reached\n")
     assert "Chained on resp_" in done.stdout
     assert "0 user        Hello" in done.stdout
     assert "/plan [TEXT]    show what the next request" in done.stdout
     assert "unknown command /nonsense" in done.stdout
     assert "not reached" not in done.stdout
+
+
+def test_tracing_without_an_exporter_is_reported() -> None:
+    """A note is printed, because spans without an exporter are not visible anywhere."""
     assert "Note: --trace has no effect" in invoke_chat("Hello\n", "--trace").stderr
     assert invoke_chat("Hello\n").stderr == ""
+
+
+def test_message_can_be_written_in_an_editor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing the editor without saving sends nothing."""
     texts = iter(["What is\n2+3?\n", None])
     monkeypatch.setattr(click, "edit", lambda text: next(texts))
     edited = invoke_chat("/editor\n/editor What\n")

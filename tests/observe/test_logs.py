@@ -40,6 +40,10 @@ def test_fields_go_along_as_attributes(caplog: pytest.LogCaptureFixture) -> None
     caplog.set_level(logging.WARNING, "kedge.test")
     get_logger("kedge.test").debug("never")
     assert len(caplog.records) == 1
+
+
+def test_invalid_level_or_format_is_rejected() -> None:
+    """The error message lists the valid values."""
     for level, form in (("loud", "text"), ("info", "xml")):
         with pytest.raises(InvalidSetting, match="use one of"):
             log_to_stderr(level, form)

@@ -119,7 +119,11 @@ def test_an_invalid_file_is_rejected_with_the_position(
 
 
 def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
-    """A missing price file raises an error and does not count as empty; the table of the package has a date."""
+    """A missing price file raises an error and does not count as empty."""
     with pytest.raises(InvalidSetting, match="cannot be read"):
         load_prices(tmp_path / "none.toml")
+
+
+def test_the_packages_table_has_a_date() -> None:
+    """The price table of the package has the date of its prices."""
     assert isinstance(load_prices().as_of, date)

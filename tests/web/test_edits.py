@@ -66,7 +66,7 @@ def test_stale_head_is_a_conflict(page: PageServer) -> None:
 
 
 def test_edits_by_other_programs_are_marked(page: PageServer) -> None:
-    """Edits outside the page are marked; a conversation without a title has the same edited name everywhere."""
+    """An edit made outside the page is detected by comparing the paths before and after it."""
 
     async def work(service: ConversationService) -> str:
         conversation = await Conversation.create(service.models.engine, store=service.store)
@@ -77,6 +77,14 @@ def test_edits_by_other_programs_are_marked(page: PageServer) -> None:
     html = page.client.get(f"/conversations/{page.run(work)}").text
     assert '<span class="chip edited">edited</span>' in html
     assert '<p class="words" dir="auto">Hello</p>' in html
+
+
+def test_a_conversation_without_a_title_has_one_name(page: PageServer) -> None:
+    """After an edit of its first message, a conversation has the same name in the list and in its heading."""
+    name = page.create_conversation("Hello", "What is 2+3?")
+    first = page.get(f"/api/conversations/{name}/turns")["blocks"][0]["id"]
+    page.post(f"/api/conversations/{name}/edit", block=first, text="Good morning")
+    html = page.client.get(f"/conversations/{name}").text
     [heading, *_] = re.findall(r"<title>(.*?)</title>", html)
     assert heading.startswith("Good morning")
     assert '<span class="name">Good morning</span>' in page.client.get("/").text

@@ -121,3 +121,43 @@ def test_unknown_model_is_rejected(empty_page: PageServer) -> None:
     assert "there is no model 'gpt-5.1' here" in rejected.json()["error"]["message"]
     assert count_nodes(empty_page, name) == 0
     assert empty_page.post(f"/api/conversations/{name}/turns", text="Hello")["text"]
+
+
+@pytest.mark.parametrize(
+    "model", ["responses:{}/v1#practice", "chat:{}/v1#practice", "openai:practice"]
+)
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_conversation_of_this_server_continues_on_it(
+    page: PageServer, monkeypatch: pytest.MonkeyPatch, model: str, host: str
+) -> None:
+    """A conversation made through ``/v1`` of this server opens without a warning and continues here."""
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{page.url}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "test")
+    name = use_elsewhere(page, model.format(page.url.replace("127.0.0.1", host)))
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert "data-model-problem" not in page.client.get(f"/conversations/{name}").text
+    turn = page.post(f"/api/conversations/{name}/turns", text="What is my name?")
+    assert turn["text"] == "Your name is Ada."
+
+
+def test_practice_model_of_another_server_continues_here(
+    page: PageServer, kedge_server: TestServer
+) -> None:
+    """A conversation with a practice model over the Chat Completions API continues with that of the page."""
+    name = use_elsewhere(page, f"chat:{kedge_server.base_url}#practice")
+    sent = len(kedge_server.requests)
+    assert "data-model-problem" not in page.client.get(f"/conversations/{name}").text
+    turn = page.post(f"/api/conversations/{name}/turns", text="What is my name?")
+    assert turn["text"] == "Your name is Ada."
+    assert len(kedge_server.requests) == sent
+
+
+def use_elsewhere(page: PageServer, model: str) -> str:
+    """Create a conversation with another program that uses the store of the page."""
+
+    async def work(service: ConversationService) -> str:
+        async with Conversation(model, store=service.store) as conversation:
+            await conversation.send("My name is Ada.")
+            return conversation.id
+
+    return page.run(work)

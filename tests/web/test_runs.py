@@ -77,7 +77,7 @@ def test_stopped_turn_stores_partial_answer(gated: PageServer, gate: GatedModel)
 
 
 def test_stopped_first_message_is_no_error(gated: PageServer, gate: GatedModel) -> None:
-    """A stopped first message is listed and no error; a deletion cancels the model call and writes nothing."""
+    """The list shows the words of a first message whose answer was stopped, and nothing counts it as an error."""
     name = gated.create_conversation()
     run = start_turn(gated, name, "wait for me")
     gated.post(f"/api/conversations/{name}/runs/{run}/stop")
@@ -90,13 +90,17 @@ def test_stopped_first_message_is_no_error(gated: PageServer, gate: GatedModel) 
     assert {"name": "cancelled", "count": 1} in requests["statuses"]
     html = gated.client.get("/dashboard").text
     assert "No errors." in html
+
+
+def test_deleted_conversation_stops_its_run(gated: PageServer, gate: GatedModel) -> None:
+    """Deleting a conversation cancels the model call, and nothing is written afterwards."""
     name = gated.create_conversation()
     run = start_turn(gated, name, "wait for me")
     assert gated.client.delete(f"/api/conversations/{name}").status_code == 204
     events = parse_events(gated.client.get(f"/api/conversations/{name}/runs/{run}").text)
     assert events[-1]["type"] == "cancelled"
-    assert gate.cancelled == ["wait for me"] * 2
-    assert gated.get("/api/conversations", show="all")["total"] == 1
+    assert gate.cancelled == ["wait for me"]
+    assert gated.get("/api/conversations", show="all")["total"] == 0
 
 
 @pytest.mark.parametrize(("is_stopped", "status"), [(False, "pending"), (True, "cancelled")])

@@ -258,10 +258,8 @@ def test_limits_apply_to_page_and_api(running: UserPage) -> None:
         assert browser.get("/").status_code == 200  # a session's reads are not counted
 
 
-def test_users_cannot_use_server_api_keys(
-    running: UserPage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A user cannot use the keys of the server; while a token cannot be checked, the answer is 503."""
+def test_users_cannot_use_server_api_keys(running: UserPage) -> None:
+    """A user cannot continue a conversation whose provider uses the environment variables of the server."""
 
     async def prepare(service: ConversationService) -> str:
         row = await service.store.use_namespace("alice").create(data={"model": "openai:gpt-5.1"})
@@ -271,6 +269,12 @@ def test_users_cannot_use_server_api_keys(
     turn = running.call("alice", "POST", f"/api/conversations/{name}/turns", json={"text": "x"})
     assert turn.status_code == 400
     assert "not available to users" in turn.json()["error"]["message"]
+
+
+def test_a_store_that_does_not_answer_is_an_outage(
+    running: UserPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a token cannot be checked, the answer is 503."""
 
     async def fail(*_: object, **__: object) -> bool:
         raise StoreBusy("busy")

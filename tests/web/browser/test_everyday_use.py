@@ -8,11 +8,10 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from kedge.conversation import Conversation
-from kedge.testing import TestServer
 from kedge.turns import assistant, user
 from kedge.web.service import ConversationService
 from web.browser.chromium import WatchedTab, open_context
-from web.browser.conftest import OpenTab, send
+from web.browser.conftest import OpenTab
 from web.conftest import PageServer, add, serve_page
 
 TYPED = "tell me a joke about cats? / just kidding"
@@ -230,52 +229,6 @@ def test_dashboard_names_conversations_and_explains_figures(
         "all => all.filter(each => each.title === each.querySelector('.hint')?.textContent).length"
     )
     assert hints == 0
-
-
-def use_elsewhere(page: PageServer, model: str) -> str:
-    """Create a conversation with another program that uses the store of the page."""
-
-    async def work(service: ConversationService) -> str:
-        async with Conversation(model, store=service.store) as conversation:
-            await conversation.send("My name is Ada.")
-            return conversation.id
-
-    return page.run(work)
-
-
-@pytest.mark.parametrize("form", ["responses", "chat", "openai", "localhost"])
-def test_conversation_of_this_server_continues_on_it(
-    page: PageServer, open_tab: OpenTab, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
-    """A conversation made through ``/v1`` of this server opens without a warning and continues here."""
-    monkeypatch.setenv("OPENAI_BASE_URL", f"{page.url}/v1")
-    monkeypatch.setenv("OPENAI_API_KEY", "test")
-    local = page.url.replace("127.0.0.1", "localhost")
-    models = {
-        "responses": f"responses:{page.url}/v1#practice",
-        "chat": f"chat:{page.url}/v1#practice",
-        "localhost": f"responses:{local}/v1#practice",
-        "openai": "openai:practice",
-    }
-    name = use_elsewhere(page, models[form])
-    monkeypatch.delenv("OPENAI_API_KEY")
-    tab = open_tab(page, f"/conversations/{name}")
-    expect(tab.locator("[data-model-problem]")).to_have_count(0)
-    send(tab, "What is my name?")
-    expect(tab.locator(".said.assistant .prose").last).to_have_text("Your name is Ada.")
-
-
-def test_last_step_of_the_tutorial_opens_without_a_warning(
-    page: PageServer, open_tab: OpenTab, kedge_server: TestServer
-) -> None:
-    """A conversation with a practice model over the Chat Completions API continues with that of the page."""
-    name = use_elsewhere(page, f"chat:{kedge_server.base_url}#practice")
-    sent = len(kedge_server.requests)
-    tab = open_tab(page, f"/conversations/{name}")
-    expect(tab.locator("[data-model-problem]")).to_have_count(0)
-    send(tab, "What is my name?")
-    expect(tab.locator(".said.assistant .prose").last).to_have_text("Your name is Ada.")
-    assert len(kedge_server.requests) == sent
 
 
 def test_each_thing_has_one_word(page: PageServer, open_tab: OpenTab) -> None:
