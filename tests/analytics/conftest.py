@@ -23,15 +23,11 @@ class ResponseWriter:
         status = members.get("status", "completed")
         answered = status in ("completed", "lost")
         options = {
-            "provider": "openai",
-            "scope": "openai",
-            "model": "gpt-5.1",
-            "mode": "chained",
+            "provider": "openai", "scope": "openai", "model": "gpt-5.1", "mode": "chained",
             "provider_response_id": f"resp_{self.row.id}_{self.count}" if answered else "",
-            "depth": 1 if answered else 0,
-            "reason": "" if members.get("anchor") else "new",
+            "depth": 1 if answered else 0, "reason": "" if members.get("anchor") else "new",
             **members,
-        }
+        }  # fmt: skip
         node = await self.store.append(
             self.row,
             question,

@@ -324,11 +324,11 @@ async def add_random_response(writer: ResponseWriter, rng: random.Random, known:
     known.append(name)
     tokens = rng.choice([None, 100])
     await writer.add_response(
-        created_at=rng.randrange(4 * 24) * 3600.0,
         provider=provider,
         model=model,
         provider_response_id=name,
         anchor=anchor,
+        created_at=rng.randrange(4 * 24) * 3600.0,
         depth=rng.randrange(1, 4),
         status=rng.choice(["completed", "completed", "failed", "lost", "refused"]),
         reason="" if anchor else rng.choice(["new", "changed", "expired"]),

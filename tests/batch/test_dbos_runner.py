@@ -133,9 +133,7 @@ def test_batches_prepare_a_database_at_the_same_time(
         list(pool.map(prepare, range(PREPARATIONS)))
 
 
-def test_preparation_that_lasts_too_long_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preparation_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If another process holds the lock of the DBOS database, the batch fails with a message."""
     monkeypatch.setattr(dbos_runner, "LOCK_SECONDS", 0.0)
     monkeypatch.setattr(dbos_runner, "MIN_SQLITE", (0,))
@@ -211,9 +209,7 @@ def _statuses(client: Any, names: list[str]) -> list[str]:
 
 
 @needs_sqlite
-async def test_batch_fails_if_workers_only_exit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_exiting_workers_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch fails after several worker exits without a finished line, instead of retrying forever."""
     monkeypatch.setattr(dbos_runner.sys, "executable", "/bin/false")
     store_url = f"sqlite:///{tmp_path}/store.db"
@@ -236,9 +232,7 @@ def test_workflow_abandoned_by_dbos_is_a_failed_line() -> None:
     assert dbos_runner._workflow_id("b.a", {}) == "b.a.1"
 
 
-def test_sqlite_that_dbos_does_not_support_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_sqlite_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DBOS would fail with a violated constraint of its own tables."""
     monkeypatch.setattr(dbos_runner, "MIN_SQLITE", (99,))
     work = BatchJob("old", f"sqlite:///{tmp_path}/store.db", "practice")

@@ -211,9 +211,7 @@ async def test_changed_prompt_is_rejected(batch: dict[str, Any], server: TestSer
         await run_batch([BatchLine("a", ("One",)), BatchLine("a", ("Two",))], **batch)
 
 
-async def test_result_is_valid_only_for_the_same_request(
-    batch: dict[str, Any], server: TestServer
-) -> None:
+async def test_result_is_for_one_request(batch: dict[str, Any], server: TestServer) -> None:
     """A line with other prompts, instructions, params or model is neither skipped nor sent."""
     line = BatchLine("a", ("What is 2 + 3?",))
     await run_batch([line], **batch)
@@ -241,9 +239,7 @@ async def test_transient_errors_are_retried(
     assert summary.completed == 1
 
 
-async def test_failed_request_after_a_tool_call_is_retried(
-    batch: dict[str, Any], server: TestServer
-) -> None:
+async def test_failure_after_a_tool_is_retried(batch: dict[str, Any], server: TestServer) -> None:
     """Attempts belong to requests: a failure after a tool call is retried, and the tool does not run again."""
     calls = 0
 
@@ -290,17 +286,11 @@ INVALID_LINES = [
     ('{"prompt": "a", "params": {"key": "k"}}', "has 'key', which is not a request parameter"),
     ('{"prompt": "a", "params": {"keep": 0}}', "has 'keep', which is not a request parameter"),
     ('{"prompt": "a", "params": {"self": 0}}', "has 'self', which is not a request parameter"),
-    (
-        '{"prompt": "a", "params": {"ephemeral": 5}}',
-        "params.ephemeral must be a text or a list",
-    ),
+    ('{"prompt": "a", "params": {"ephemeral": 5}}', "params.ephemeral must be a text or a list"),
     ('{"prompt": "a", "params": {"tools": null}}', "params.tools must be a list"),
     ('{"prompt": "a", "params": {"model": 5}}', "params.model must be a text"),
     ('{"prompt": "a", "params": {"text": "x"}}', "params.text must be an object"),
-    (
-        '{"prompt": "a", "params": {"top_p": NaN}}',
-        "line 1 of prompts.jsonl: params.top_p: nan is",
-    ),
+    ('{"prompt": "a", "params": {"top_p": NaN}}', "line 1 of prompts.jsonl: params.top_p: nan is"),
     ("[" * 200_000, "line 1 of prompts.jsonl is not valid JSON"),
     ('{"prompt": "a", "id": "\\ud800"}', "id contains a lone surrogate"),
     ('{"prompt": "a", "id": "1"}\n{"prompt": "b", "id": 1}', "has the same id '1' as line 1"),

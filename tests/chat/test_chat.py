@@ -7,19 +7,9 @@ import pytest
 
 from chat.conftest import OpenChat, item_texts
 from engines.runs import read_until, request_bodies
+from kedge import errors
 from kedge.chat import Chat, new_key
 from kedge.compaction import MessageLimitCompactor
-from kedge.errors import (
-    AnswerIncomplete,
-    Blocked,
-    EngineError,
-    InvalidSetting,
-    InvalidTurn,
-    KedgeError,
-    OutputInvalid,
-    UnknownSetting,
-    Unreachable,
-)
 from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
 from kedge.middleware import block, guard, system_prompt, two_phase
@@ -29,9 +19,7 @@ from kedge.turns import Turn, assistant, system, tool_call, user
 from middleware.scripted_engine import ScriptedEngine
 
 
-async def test_conversation_continues_from_state_bytes(
-    server: TestServer, open_chat: OpenChat
-) -> None:
+async def test_state_bytes_are_continued(server: TestServer, open_chat: OpenChat) -> None:
     """A new Chat, as in another process, continues from the state and sends only new blocks."""
     first = await open_chat().chat_with_state(None, user("My name is Ada."))
     second = await open_chat().chat_with_state(first.state, user("What did I say first?"))
@@ -66,9 +54,7 @@ async def test_a_call_without_blocks_returns_only_the_new_text() -> None:
     assert len(second.turn) == 3
 
 
-async def test_leading_system_blocks_are_sent_and_never_stored(
-    server: TestServer, open_chat: OpenChat
-) -> None:
+async def test_leading_system_blocks(server: TestServer, open_chat: OpenChat) -> None:
     """Each call has its own instructions, also those of a middleware; they are not stored, and anchors stay valid."""
     chat = open_chat()
     first = await chat.chat_with_state(None, system("Be kind."), system("Be brief."), "Hello!")
@@ -86,9 +72,7 @@ async def test_leading_system_blocks_are_sent_and_never_stored(
     assert b"Be kind" not in first.state
 
 
-async def test_later_system_blocks_retain_their_position(
-    server: TestServer, open_chat: OpenChat
-) -> None:
+async def test_later_system_blocks(server: TestServer, open_chat: OpenChat) -> None:
     """A system block after the first other block is a part of the conversation at its position."""
     chat = open_chat()
     first = await chat.chat_with_state(None, "Hello!", system("The sun is up."), "Well?")
@@ -99,9 +83,7 @@ async def test_later_system_blocks_retain_their_position(
     assert texts[-2:] == ["The sun is down.", "And now?"]
 
 
-async def test_appended_blocks_are_pending_until_the_next_call(
-    server: TestServer, open_chat: OpenChat
-) -> None:
+async def test_appended_blocks_are_pending(server: TestServer, open_chat: OpenChat) -> None:
     """Appended blocks of any role are sent in order with the next call."""
     chat = open_chat()
     first = await chat.chat_with_state(None, "Hello!")
@@ -131,9 +113,7 @@ async def test_leading_system_blocks_are_not_appended_to_an_empty_state(
     ]
 
 
-async def test_two_calls_from_the_same_bytes_are_a_fork(
-    server: TestServer, open_chat: OpenChat
-) -> None:
+async def test_same_bytes_twice_are_a_fork(server: TestServer, open_chat: OpenChat) -> None:
     """Both calls chain on the same response, and their contexts are independent."""
     chat = open_chat()
     start = await chat.chat_with_state(None, "My name is Ada.")
@@ -160,7 +140,7 @@ async def test_stream_yields_events_and_ends_with_the_answer(open_chat: OpenChat
     """Text arrives in deltas, and the answer is available at the end."""
     chat = open_chat()
     async with chat.stream_with_state(None, "Count to 5") as stream:
-        with pytest.raises(KedgeError, match="has not ended"):
+        with pytest.raises(errors.KedgeError, match="has not ended"):
             _ = stream.reply
         events = [event async for event in stream]
     assert isinstance(events[-1], TurnFinished)
@@ -181,11 +161,11 @@ async def test_message_without_an_answer_is_in_the_state(open_chat: OpenChat) ->
     assert (report.blocks, report.pending) == (1, 1)
     assert (await chat.chat_with_state(state)).text
     chat = open_chat("responses:http://127.0.0.1:9/v1#practice")
-    with pytest.raises(Unreachable) as exc_info:
+    with pytest.raises(errors.Unreachable) as exc_info:
         await chat.chat_with_state(None, "Hello!")
     assert chat.inspect_state(exc_info.value.state).pending == 1
     chat = open_chat()
-    with pytest.raises(AnswerIncomplete) as exc_info:
+    with pytest.raises(errors.AnswerIncomplete) as exc_info:
         await chat.chat_with_state(None, "Write 400 words.", max_output_tokens=16)
     assert exc_info.value.state is not None
     answer = await chat.chat_with_state(exc_info.value.state, "What did I say first?")
@@ -197,7 +177,7 @@ async def test_error_has_the_latest_state(server: TestServer, open_chat: OpenCha
     chat = open_chat()
     first = await chat.chat_with_state(None, "My name is Ada.")
     server.faults.set("status=500", times=1)
-    with pytest.raises(EngineError) as exc_info:
+    with pytest.raises(errors.EngineError) as exc_info:
         await chat.chat_with_state(first.state, "What did I say first?")
     assert exc_info.value.state is not None
     report = chat.inspect_state(exc_info.value.state)
@@ -208,9 +188,7 @@ async def test_error_has_the_latest_state(server: TestServer, open_chat: OpenCha
     assert old.text == continued.text
 
 
-async def test_failure_after_a_tool_retains_its_result(
-    server: TestServer, open_chat: OpenChat
-) -> None:
+async def test_failure_after_a_tool(server: TestServer, open_chat: OpenChat) -> None:
     """The error's state has the tool result, so the tool is not run again."""
     runs: list[int] = []
 
@@ -221,7 +199,7 @@ async def test_failure_after_a_tool_retains_its_result(
         return a + b
 
     chat = open_chat(tools=[add])
-    with pytest.raises(EngineError) as exc_info:
+    with pytest.raises(errors.EngineError) as exc_info:
         await chat.chat_with_state(None, "Call add with 2 and 3.")
     report = chat.inspect_state(exc_info.value.state)
     assert dict(report.kinds) == {"user": 1, "tool_call": 1, "tool_result": 1}
@@ -235,7 +213,7 @@ async def test_blocked_message_is_not_in_the_state(open_chat: OpenChat) -> None:
     """The state of a message that a guard blocks is the previous one; other exceptions have a state, too."""
     chat = open_chat(middleware=[guard(block("secret", name="secrets"))])
     first = await chat.chat_with_state(None, "Hello!")
-    with pytest.raises(Blocked) as exc_info:
+    with pytest.raises(errors.Blocked) as exc_info:
         await chat.chat_with_state(first.state, "The secret is 42.")
     assert exc_info.value.state == first.state
 
@@ -256,7 +234,7 @@ async def test_calls_without_a_result_are_repaired(open_chat: OpenChat) -> None:
     answer = await open_chat().chat_with_state(state, "Hello?")
     kinds = [block.kind for block in answer.turn]
     assert kinds == ["user", "tool_call", "tool_result", "user", "assistant"]
-    with pytest.raises(KedgeError, match="has no result"):
+    with pytest.raises(errors.KedgeError, match="has no result"):
         await open_chat(repair=False).chat_with_state(state, "Hello?")
 
 
@@ -313,9 +291,7 @@ async def test_compaction_is_in_the_answer(open_chat: OpenChat) -> None:
     assert len(answer.turn) == chat.inspect_state(answer.state).blocks == 4
 
 
-async def test_pending_blocks_can_be_compacted_before_a_call(
-    server: TestServer, open_chat: OpenChat
-) -> None:
+async def test_pending_blocks_are_compacted(server: TestServer, open_chat: OpenChat) -> None:
     """Pending events are compacted before they are sent, and the remaining processed blocks count as processed."""
     chat = open_chat(compactor=MessageLimitCompactor(6))
     first = await chat.chat_with_state(None, "Hello!")
@@ -397,7 +373,7 @@ async def test_invalid_block_is_rejected(open_chat: OpenChat) -> None:
     """An invalid block raises an error, unlike an invalid state."""
     wrong: Any = {"role": "user"}
     chat = open_chat()
-    with pytest.raises(InvalidTurn, match="must have blocks"):
+    with pytest.raises(errors.InvalidTurn, match="must have blocks"):
         await chat.chat_with_state(None, wrong)
 
 
@@ -434,7 +410,7 @@ async def test_typed_answer(open_chat: OpenChat, server: TestServer) -> None:
     answer = await chat.chat_with_state(answer.state, "How many messages can you see?")
     assert_type(answer.output, None)
     assert answer.text.startswith("I can see 5 messages")
-    with pytest.raises(OutputInvalid) as exc_info:
+    with pytest.raises(errors.OutputInvalid) as exc_info:
         await chat.chat_with_state(None, "Always invalid: Hello", output=int, output_retries=1)
     answer = await chat.chat_with_state(exc_info.value.state, "How many messages can you see?")
     assert answer.discarded is None
@@ -455,19 +431,19 @@ async def test_instructions_are_sent_with_every_call() -> None:
 async def test_wrong_first_arguments_say_what_to_write(open_chat: OpenChat) -> None:
     """Text as a state, a reply, a missing await and a misspelled setting raise errors that show what to write."""
     chat = open_chat()
-    with pytest.raises(InvalidSetting, match=r'chat_with_state\(None, "Hello"\)'):
+    with pytest.raises(errors.InvalidSetting, match=r'chat_with_state\(None, "Hello"\)'):
         await chat.chat_with_state("Hello")
     reply: Any = await chat.chat_with_state(None, "My name is Ada.")
-    with pytest.raises(InvalidSetting, match=r"pass reply\.state"):
+    with pytest.raises(errors.InvalidSetting, match=r"pass reply\.state"):
         await chat.chat_with_state(reply, "Hello")
     missing: Any = chat.chat_with_state(None, "Hello")
-    with pytest.raises(InvalidSetting, match="write await before the call"):
+    with pytest.raises(errors.InvalidSetting, match="write await before the call"):
         await chat.chat_with_state(missing, "Hello")
     missing.close()
     assert reply.turn.text == reply.text
     assert Turn([user("Hello")]).text == ""
     misspelled: Any = {"sytem": "Be brief."}
     with pytest.raises(
-        UnknownSetting, match="a Chat has no setting 'sytem'; did you mean 'system'"
+        errors.UnknownSetting, match="a Chat has no setting 'sytem'; did you mean 'system'"
     ):
         Chat("practice", **misspelled)

@@ -44,9 +44,7 @@ async def send_lines(chat: Any, *lines: str, state: bytes | None = None) -> list
     return answers
 
 
-async def test_compacted_history_starts_a_new_chain(
-    server: TestServer, open_chat: OpenChat
-) -> None:
+async def test_compaction_starts_a_new_chain(server: TestServer, open_chat: OpenChat) -> None:
     """The compacted history is sent once in full, and later requests chain on it."""
     chat = open_chat(compactor=MessageLimitCompactor(6, target_messages=2))
     answers = await send_lines(chat, *(f"Number {n}." for n in range(8)))
@@ -93,9 +91,7 @@ async def test_summary_is_sent_once(server: TestServer, open_chat: OpenChat) -> 
     assert len(questions[0]["input"]) == 1
 
 
-async def test_shortened_tool_results_retain_the_anchor_before_them(
-    server: TestServer, open_chat: OpenChat
-) -> None:
+async def test_shortened_results_keep_the_anchor(server: TestServer, open_chat: OpenChat) -> None:
     """The newest anchor before the first shortened block is still valid, and is used."""
 
     def look_up(word: str) -> str:
@@ -157,9 +153,7 @@ async def test_server_compacts_by_endpoint(server: TestServer, open_chat: OpenCh
     assert "My name is Ada." in chained.text
 
 
-async def test_endpoint_compacts_full_history_after_lost_anchor(
-    server: TestServer, open_chat: OpenChat
-) -> None:
+async def test_endpoint_after_a_lost_anchor(server: TestServer, open_chat: OpenChat) -> None:
     """If the anchor is lost, the full history is sent to the compaction endpoint once."""
     chat = open_chat(compactor=ServerCompactor(60, "endpoint"))
     first = await chat.chat_with_state(None, "My name is Ada.")

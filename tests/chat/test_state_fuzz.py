@@ -20,29 +20,18 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "Hello", "name": "Ada"},
     {"role": "user", "content": [{"type": "input_image", "image_url": "https://a.example/b.png"}]},
     {"role": "user", "content": [{"type": "input_file", "file_id": "file_1"}]},
-    {
-        "role": "assistant",
-        "phase": "commentary",
-        "content": [{"type": "output_text", "text": "Hi"}],
-    },
-    {
-        "role": "assistant",
-        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}],
-    },
+    {"role": "assistant", "phase": "commentary", "content": [{"type": "output_text", "text": "Hi"}]},
+    {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
     {"role": "tool", "tool_call_id": "c", "content": "42"},
     {"type": "function_call", "call_id": "d", "name": "f", "arguments": "{}", "namespace": "n"},
-    {
-        "type": "function_call_output",
-        "call_id": "d",
-        "output": [{"type": "input_text", "text": "1"}],
-    },
+    {"type": "function_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "1"}]},
     {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm"}]},
     {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": SEARCH},
     {**MCP_CALL, "output": "1"},
     {"type": "hologram_call", "call_id": "e", "shape": {"sides": 6}},
     {"type": "compaction", "encrypted_content": None},
     {"type": "item_reference", "id": "msg_1"},
-]
+]  # fmt: skip
 INPUTS: list[Any] = [
     "",
     [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}],

@@ -344,9 +344,7 @@ def test_errors_are_one_line_and_a_hint() -> None:
     assert "SQLite reports: disk I/O error" in result.stderr
 
 
-def test_only_errors_of_settings_refer_to_the_check_of_settings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hint_of_errors_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """An invalid value of an argument is no problem of the configuration."""
     click_command = make_failing_command(InvalidSetting("the name of a token must be letters"))
     assert "Hint" not in CliRunner().invoke(click_command).stderr
@@ -454,9 +452,7 @@ def test_closed_output_pipe_is_no_error() -> None:
         (["run", "steps", "file.toml"], "Interrupted."),
     ],
 )
-def test_ctrl_c_during_the_import_of_a_command(
-    arguments: list[str], expected: str, tmp_path: Path
-) -> None:
+def test_ctrl_c_during_an_import(arguments: list[str], expected: str, tmp_path: Path) -> None:
     """Ctrl-C before a command has started ends it as later: with a message and exit code 130."""
     (tmp_path / "anyio.py").write_text("raise KeyboardInterrupt")
     done = run_kedge(*arguments, PYTHONPATH=str(tmp_path))

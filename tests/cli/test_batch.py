@@ -96,9 +96,7 @@ def test_progress_is_drawn_on_a_terminal(folder: Path) -> None:
     assert json.loads(output)["completed"] == 2
 
 
-def test_batch_interrupted_by_ctrl_c_can_be_resumed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_batch_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last line says how to continue, and the same command resumes the batch."""
     prompts = ["Hello", *(f"wait {number}" for number in range(9))]
     lines = [{"id": str(number), "prompt": prompt} for number, prompt in enumerate(prompts)]

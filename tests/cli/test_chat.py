@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from for_each import for_each
 from forked import ForkedProcess, run_forked
 from kedge.cli import group
 from kedge.cli.chat import command
@@ -28,6 +29,7 @@ from kedge.testing import TestServer
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 KEDGE = [sys.executable, "-m", "kedge"]
 TIMEOUT = 300
+PIPES: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 def invoke_chat(lines: str, *options: str, code: int = 0) -> Result:
@@ -86,7 +88,7 @@ def test_files_are_attached_to_the_next_message(tmp_path: Path) -> None:
     assert (question["text"], picture["type"]) == ("look again", "image")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "code", "problem"),
     [
         (["hello", "-a", "missing.png"], 2, "there is no file missing.png"),
@@ -99,9 +101,7 @@ def test_files_are_attached_to_the_next_message(tmp_path: Path) -> None:
         (["-c", "caf\udce9"], 1, "is not UTF-8"),
     ],
 )
-def test_options_that_cannot_be_used_are_reported(
-    options: list[str], code: int, problem: str
-) -> None:
+def test_unusable_options_are_reported(options: list[str], code: int, problem: str) -> None:
     """A missing file, an empty text, as of an unset variable, or invalid bytes are reported before anything is sent."""
     done = invoke_chat("", *options, code=code)
     assert problem in done.output
@@ -134,14 +134,10 @@ def test_piped_chat_is_chained() -> None:
 
 def test_invalid_utf_8_is_reported_and_chat_continues() -> None:
     """A line that is not UTF-8 is reported instead of being guessed."""
-    done = subprocess.run(
-        [*KEDGE, "chat"],
-        input=b"caf\xe9\nWhat is 2+3?\n",
-        capture_output=True,
-        timeout=TIMEOUT,
-        check=False,
-        env={**os.environ, "PYTHONUTF8": "1"},
-    )
+    lines = b"caf\xe9\nWhat is 2+3?\n"
+    environ = {**os.environ, "PYTHONUTF8": "1"}
+    command = [*KEDGE, "chat"]
+    done = subprocess.run(command, input=lines, capture_output=True, check=False, env=environ)
     assert done.returncode == 1
     assert b"Is the text UTF-8?" in done.stderr
     assert b"2+3 = 5." in done.stdout
@@ -207,15 +203,8 @@ def test_message_can_be_written_in_an_editor(monkeypatch: pytest.MonkeyPatch) ->
 def test_errors_are_one_line_with_a_hint() -> None:
     """A missing key is reported with the variable to set, exit code 1 and no traceback."""
     environment = {k: v for k, v in os.environ.items() if k != "OPENAI_API_KEY"}
-    done = subprocess.run(
-        [*KEDGE, "chat", "--model", "openai:gpt-5.1"],
-        input="hi\n",
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-        env=environment,
-    )
+    command = [*KEDGE, "chat", "--model", "openai:gpt-5.1"]
+    done = subprocess.run(command, **PIPES, input="hi\n", check=False, env=environment)
     assert done.returncode == 1
     error, hint = done.stderr.splitlines()
     assert error == (
@@ -284,12 +273,8 @@ def test_conversation_is_usable_after_ctrl_c() -> None:
 )
 def test_ctrl_c_ends_a_chat_with_a_message(options: list[str], shown: str) -> None:
     """A chat of one message ends with the exit code of Ctrl-C, so that a script notices."""
-    with ForkedProcess(
-        ["-m", "kedge", "-vvv", "chat", "Very slowly write 400 words.", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as chat:
+    command = ["-m", "kedge", "-vvv", "chat", "Very slowly write 400 words.", *options]
+    with ForkedProcess(command, **PIPES) as chat:
         assert chat.stderr is not None
         assert any("request sent" in line for line in chat.stderr)
         chat.send_signal(signal.SIGINT)
@@ -302,13 +287,8 @@ def test_ctrl_c_does_not_wait_for_a_tool(tmp_path: Path) -> None:
     """A function that blocks its thread does not delay the end of the process."""
     wait = "    print('waiting', file=sys.stderr, flush=True)\n    threading.Event().wait()\n"
     (tmp_path / "tools.py").write_text(f"import sys, threading\n\ndef wait() -> str:\n{wait}")
-    with ForkedProcess(
-        ["-m", "kedge", "chat", "Please call wait", "--tool", "tools:wait"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    ) as chat:
+    command = ["-m", "kedge", "chat", "Please call wait", "--tool", "tools:wait"]
+    with ForkedProcess(command, **PIPES, cwd=tmp_path) as chat:
         assert chat.stderr is not None
         assert chat.stderr.readline() == "waiting\n"
         chat.send_signal(signal.SIGINT)
@@ -435,7 +415,7 @@ def test_conversation_without_messages_is_not_stored(tmp_path: Path) -> None:
     assert CliRunner().invoke(inspect_command, ["harbour"]).exit_code == 1
 
 
-def test_chat_without_writable_folder_is_not_saved(
+def test_chat_without_a_folder_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A note is printed, and the chat works."""
@@ -500,9 +480,7 @@ def test_invalid_schema_file_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "is_toy"), [("practice", True), ("openai:gpt-5.1", False)])
-def test_the_greeting_names_real_models(
-    model: str, is_toy: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_greeting_names_models(model: str, is_toy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The practice model says that it is a toy, how to use a real model, and what is configured."""
     for name in ("OPENAI_API_KEY", "AZURE_OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.delenv(name, raising=False)

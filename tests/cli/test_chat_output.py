@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
+from for_each import for_each
 from kedge.cli.chat_output import TextOutput, format_event, format_status
 from kedge.cli.chat_tools import load_tool
 from kedge.cli.show import print_blocks
@@ -62,7 +63,7 @@ def test_show_collapses_and_expands_blocks(capsys: pytest.CaptureFixture[str]) -
     assert "sealed" not in text
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "message"),
     [
         ("nothing", "module:function"),

@@ -1,15 +1,13 @@
 """Tests of ``kedge completion``: shell scripts and completions."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
 
-from kedge.cli import COMMANDS
+from kedge.cli import COMMANDS, group
 from kedge.cli.doctor import COMPLETE_VARIABLE, SHELLS, completion_command
 
 
@@ -34,15 +32,7 @@ def test_script_has_valid_syntax(shell: str) -> None:
 def complete(line: str, number: int) -> str:
     """Return the completions that a shell would offer."""
     environ = {COMPLETE_VARIABLE: "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(number)}
-    code = "from kedge.cli import group; group.main(prog_name='kedge')"
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, **environ},
-    ).stdout
+    return CliRunner(env=environ).invoke(group, prog_name="kedge").stdout
 
 
 def test_commands_and_options_are_completed() -> None:

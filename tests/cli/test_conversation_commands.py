@@ -195,9 +195,7 @@ def test_conversation_is_found_by_id_prefix_or_title(server: TestServer) -> None
     assert "2 conversations have the title 'harbour'; use an id: conv_" in rejected.stderr
 
 
-def test_show_prints_messages_up_to_a_node(
-    server: TestServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_show_prints_messages(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages are printed up to the head or another node; ``--last`` limits them, also with ``--follow``."""
     result = run_command("show", "harbour").output
     assert result.index("My name is Ada.") < result.index("What is my name?")

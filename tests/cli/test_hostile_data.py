@@ -28,24 +28,16 @@ def check_output(output: str) -> None:
     assert [c for c in plain if not c.isprintable() and c not in "\n\t"] == []
 
 
+FREE_TEXTS = {"title", "tags", "text", "reason", "error", "model", "anchor", "scope", "name"}
+
+
 def spoil(value: Any, name: str = "") -> Any:
     """Return an exported value with hostile characters in each text that may have any content."""
     if isinstance(value, dict):
         return {key: spoil(each, key) for key, each in value.items()}
     if isinstance(value, list):
         return [spoil(each, name) for each in value]
-    is_free = name in (
-        "title",
-        "tags",
-        "text",
-        "reason",
-        "error",
-        "model",
-        "anchor",
-        "scope",
-        "name",
-    )
-    return value + HOSTILE if isinstance(value, str) and is_free else value
+    return value + HOSTILE if isinstance(value, str) and name in FREE_TEXTS else value
 
 
 @pytest.fixture(scope="module")

@@ -62,9 +62,7 @@ def test_proxy_forwards_requests(tmp_path: Path, stop: signal.Signals) -> None:
     assert not index.with_name("index.db-wal").exists()  # the store was closed
 
 
-async def test_response_that_the_shutdown_cuts_off_is_no_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_response_cut_off_by_the_shutdown(caplog: pytest.LogCaptureFixture) -> None:
     """A stream that does not end in time is canceled without a traceback in the log."""
 
     async def stream_forever(_: Any, __: Any, send: Any) -> None:

@@ -57,9 +57,7 @@ def test_model_at_an_unconfirmed_address_is_named_and_not_used(
 
 
 @pytest.mark.parametrize("provider", ["responses", "chat"])
-def test_model_at_a_confirmed_address_continues(
-    server: TestServer, store_path: Path, provider: str
-) -> None:
+def test_confirmed_model_continues(server: TestServer, store_path: Path, provider: str) -> None:
     """A model string from this machine is found by the address in the scope of the newest response."""
     model = f"{provider}:{server.base_url}#practice"
     create_in_python(store_path, model)
@@ -70,9 +68,7 @@ def test_model_at_a_confirmed_address_continues(
     assert len(server.requests) > sent
 
 
-def test_hosted_model_is_named_if_it_cannot_be_reached(
-    server: TestServer, store_path: Path
-) -> None:
+def test_unreachable_hosted_model_is_named(server: TestServer, store_path: Path) -> None:
     """Without a key the command fails and names the provider; nothing is stored."""
     create_in_python(store_path, "openai:practice", base_url=server.base_url, api_key="secret")
     done = run_command("chat", "-c", "plan", "What is my name?")

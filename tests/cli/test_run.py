@@ -100,9 +100,7 @@ def test_steps_from_a_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_failed_workflow_can_be_resumed(
-    folder: Path, kedge_server: TestServer, options: list[str]
-) -> None:
+def test_failed_run_is_resumed(folder: Path, kedge_server: TestServer, options: list[str]) -> None:
     """The error names the command that continues, which sends only the remaining requests."""
     (folder / "steps.toml").write_text(
         '[[steps]]\nname = "a"\nprompt = "Hi"\n[[steps]]\nname = "b"\nprompt = "{a} Call it."\n'

@@ -136,9 +136,7 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
         (["--host", "203.0.113.1", "--token", "x", "--db", ":memory:"], 1, "cannot listen"),
     ],
 )
-def test_invalid_options_are_rejected_with_message(
-    options: list[str], code: int, message: str
-) -> None:
+def test_invalid_options_are_rejected(options: list[str], code: int, message: str) -> None:
     """The exit code is 2 for invalid usage and 1 for a problem of the environment."""
     result = CliRunner().invoke(command, ["--store", ":memory:", "--port", "0", *options])
     assert result.exit_code == code

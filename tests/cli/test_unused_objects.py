@@ -72,9 +72,7 @@ def test_gc_deletes_unused_objects(store_path: Path) -> None:
     assert run_json("gc", "--dry-run")["objects"] == []
 
 
-def test_gc_retains_objects_that_it_cannot_delete(
-    store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gc_keeps_undeletable_objects(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is not reachable, not confirmed or of another account is named, and tried again by the next gc."""
     with serve() as server:
         object_id = chat(server)

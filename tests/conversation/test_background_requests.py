@@ -91,9 +91,7 @@ async def test_a_request_in_the_background_has_one_row(
     assert await store.verify() == []
 
 
-async def test_a_stop_and_two_processes_that_wait_add_no_row(
-    store: Store, connected: Connect
-) -> None:
+async def test_stops_and_waits_add_no_row(store: Store, connected: Connect) -> None:
     """The row of a stopped stream says that it is running; the second process that waits finds it answered."""
     conversation = await Conversation.create(connected(), store=store)
     await leave_stream(conversation)

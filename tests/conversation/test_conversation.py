@@ -15,18 +15,8 @@ from starlette.responses import Response
 
 from conversation.conftest import Connect
 from engines.fake_server import json_response, serve_handler
-from kedge import Conversation, assistant, connect, run_sync, system, tool_result, user
+from kedge import Conversation, assistant, connect, errors, run_sync, system, tool_result, user
 from kedge.engines import Engine, Events, Request
-from kedge.errors import (
-    AnswerIncomplete,
-    HeadConflict,
-    InvalidSetting,
-    InvalidTurn,
-    KedgeError,
-    KeyReused,
-    NotInStore,
-    RequestRefused,
-)
 from kedge.event_loops import SyncCall
 from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
@@ -69,7 +59,7 @@ async def test_reopened_conversation_continues(
 async def test_stream_ends_with_a_stored_reply(store: Store, conversation: Conversation) -> None:
     """Deltas arrive while the answer is generated, and the reply is available at the end."""
     async with conversation.stream("Count to 5") as stream:
-        with pytest.raises(KedgeError, match="not ended"):
+        with pytest.raises(errors.KedgeError, match="not ended"):
             _ = stream.reply
         events = [event async for event in stream]
     text = "".join(event.delta for event in events if isinstance(event, TextDelta))
@@ -86,7 +76,7 @@ async def test_question_is_stored_before_it_is_sent(
 ) -> None:
     """After a failed request the question is stored without an answer, and can be resumed, or sent with its key."""
     kedge_server.faults.set("status=500")
-    with pytest.raises(KedgeError):
+    with pytest.raises(errors.KedgeError):
         await conversation.send("What is 2+3?")
     kedge_server.faults.clear()
     reopened = await Conversation.open(connected(), store=store, id=conversation.id)
@@ -98,10 +88,10 @@ async def test_question_is_stored_before_it_is_sent(
     reply = await reopened.resume()
     assert (reply.text, len(reopened.turn)) == ("2+3 = 5.", 2)
     assert await reopened.pending() == []
-    with pytest.raises(NotInStore):
+    with pytest.raises(errors.NotInStore):
         await reopened.resume()
     kedge_server.faults.set("status=500")
-    with pytest.raises(KedgeError):
+    with pytest.raises(errors.KedgeError):
         await reopened.send("What is 2+4?", key="k")
     kedge_server.faults.clear()
     assert (await reopened.send("What is 2+4?", key="k")).text == "2+4 = 6."
@@ -115,9 +105,9 @@ async def test_conflicting_answers_are_both_stored(
     await conversation.send("My name is Ada.")
     other = await Conversation.open(connected(), store=store, id=conversation.id)
     await conversation.send("What is 1+1?")
-    with pytest.raises(HeadConflict) as conflict:
+    with pytest.raises(errors.HeadConflict) as conflict:
         await other.send("What is 2+2?")
-    with pytest.raises(HeadConflict, match="not moved to node") as undone:
+    with pytest.raises(errors.HeadConflict, match="not moved to node") as undone:
         await other.undo()
     assert undone.value.head == conversation.head
     assert "message" not in str(undone.value)
@@ -128,9 +118,7 @@ async def test_conflicting_answers_are_both_stored(
     assert (await other.send("What did I say first?")).text.endswith('"My name is Ada."')
 
 
-async def test_settings_of_a_request_are_stored_with_its_response(
-    store: Store, connected: Connect
-) -> None:
+async def test_settings_are_stored_with_the_response(store: Store, connected: Connect) -> None:
     """Settings are stored after guards have changed them, without transport options."""
     secret = guard(redact("hunter2"))
     conversation = await Conversation.create(
@@ -170,8 +158,8 @@ async def test_turns_of_one_object_queue_or_conflict(store: Store, connected: Co
     plain = await Conversation.create(connected(), store=store)
     both = (plain.send("What is 1+1?"), plain.send("What is 2+2?"))
     results = await asyncio.gather(*both, return_exceptions=True)
-    assert [isinstance(result, HeadConflict) for result in results].count(True) == 1
-    with pytest.raises(InvalidSetting, match="concurrent must be one of conflict, queue"):
+    assert [isinstance(result, errors.HeadConflict) for result in results].count(True) == 1
+    with pytest.raises(errors.InvalidSetting, match="concurrent must be one of conflict, queue"):
         await Conversation.open(
             connected(), store=store, id=plain.id, concurrent=cast("Any", "wait")
         )
@@ -202,13 +190,11 @@ async def test_fork_continues_from_any_response(store: Store, conversation: Conv
     middle = await conversation.fork(at=conversation.turn[2].id)
     assert middle.turn.blocks == conversation.turn.blocks[:3]
     assert (await middle.send("And 2+2?")).text
-    with pytest.raises(NotInStore):
+    with pytest.raises(errors.NotInStore):
         await conversation.fork(at="resp_nothing")
 
 
-async def test_undo_edit_and_regenerate_leave_history(
-    store: Store, conversation: Conversation
-) -> None:
+async def test_undo_and_edit_leave_history(store: Store, conversation: Conversation) -> None:
     """Undo, edit and regenerate create other branches, and all earlier nodes remain."""
     await conversation.send("My name is Ada.")
     await conversation.send("What is my name?")
@@ -229,7 +215,7 @@ async def test_undo_edit_and_regenerate_leave_history(
     await conversation.undo()
     assert conversation.turn[0] == user("My name is Ada.")
     await conversation.undo()
-    with pytest.raises(NotInStore, match="nothing to undo"):
+    with pytest.raises(errors.NotInStore, match="nothing to undo"):
         await conversation.undo()
     assert await conversation.pending() == []
 
@@ -270,7 +256,7 @@ async def test_every_method_leads_to_the_stored_conversation(
         blocks = conversation.turn.blocks
         if is_long:
             conversation = await Conversation.open(engine, store=store, id=conversation.id)
-        with suppress(NotInStore):
+        with suppress(errors.NotInStore):
             match verb:
                 case "send":
                     await conversation.send(f"What is {step}+3?")
@@ -300,9 +286,7 @@ async def test_every_method_leads_to_the_stored_conversation(
         assert children == [each for each in tree if each.parent == node.id]
 
 
-async def test_undo_covers_all_steps_of_one_question(
-    store: Store, conversation: Conversation
-) -> None:
+async def test_undo_covers_all_steps(store: Store, conversation: Conversation) -> None:
     """Undo removes a question and all its steps, even if the question is far before the head."""
     await conversation.append("First.")
     before = step = await store.node(conversation.row, conversation.head)
@@ -360,12 +344,12 @@ async def test_redo_reverts_undo(
     assert (await conversation.redo()).head == older
     await conversation.goto(first)
     assert (await reopened.redo()).head == newer
-    with pytest.raises(NotInStore, match="nothing to redo"):
+    with pytest.raises(errors.NotInStore, match="nothing to redo"):
         await reopened.redo()
     kedge_server.faults.set("status=500", times=1)
-    with pytest.raises(KedgeError):
+    with pytest.raises(errors.KedgeError):
         await reopened.send("What is 2+3?")
-    with pytest.raises(NotInStore, match="nothing to redo"):
+    with pytest.raises(errors.NotInStore, match="nothing to redo"):
         await reopened.redo()
 
 
@@ -407,7 +391,7 @@ async def test_goto_moves_head_to_any_position(conversation: Conversation) -> No
     await conversation.goto(conversation.turn[2].id)
     assert conversation.turn.blocks == second.turn.blocks[:3]
     for position in (1 << 70, 0, "resp_nothing", "9" * 30):
-        with pytest.raises(NotInStore):
+        with pytest.raises(errors.NotInStore):
             await conversation.goto(position)
 
 
@@ -444,15 +428,15 @@ async def test_conversation_is_created_with_blocks(store: Store, connected: Conn
     block = await Conversation.create(engine, store=store, blocks=user("Hello"))
     assert list(block.turn) == [user("Hello")]
     conversation = await Conversation.create(engine, store=store, blocks="What is 2+3?")
-    with pytest.raises(NotInStore, match="has no question"):
+    with pytest.raises(errors.NotInStore, match="has no question"):
         await (await Conversation.create(engine, store=store)).regenerate()
     assert (await conversation.send()).text == "2+3 = 5."
     assert (await conversation.regenerate()).text == "2+3 = 5."
     assert len(conversation.turn) == 2
     message: Any = {"role": "user", "content": "Hello"}
-    with pytest.raises(InvalidTurn, match="blocks_from_messages"):
+    with pytest.raises(errors.InvalidTurn, match="blocks_from_messages"):
         Conversation.create(engine, store=store, blocks=[message])
-    with pytest.raises(InvalidTurn, match="blocks_from_messages"):
+    with pytest.raises(errors.InvalidTurn, match="blocks_from_messages"):
         await store.create(blocks=[message])
     assert len(await store.conversations()) == 3
 
@@ -490,7 +474,7 @@ async def test_key_runs_once(
     assert (second.text, second.node, second.stored) == (first.text, first.node, True)
     assert second.usage == first.usage
     assert (len(kedge_server.requests), len(conversation.turn)) == (sent, 2)
-    with pytest.raises(KeyReused):
+    with pytest.raises(errors.KeyReused):
         await conversation.send("What is 2+4?", key="k1")
     async with conversation.stream("What is 2+3?", key="k1") as stream:
         assert [delta async for delta in stream.text_deltas()] == [first.text]
@@ -510,7 +494,7 @@ async def test_send_at_another_node_moves_the_head_after_its_answer(
     first = await conversation.send("My name is Ada.")
     second = await conversation.send("My name is Bo.")
     kedge_server.faults.set("status=500", times=1)
-    with pytest.raises(KedgeError):
+    with pytest.raises(errors.KedgeError):
         await conversation.send("What is my name?", at=first.node)
     assert (await store.conversation(conversation.id)).head == conversation.head == second.node
     third = await conversation.send("What is my name?", at=first.node)
@@ -571,10 +555,10 @@ async def test_key_after_a_head_conflict_runs_again_from_the_new_head(
     """After a head conflict, the answer on the other branch is not returned for the key."""
     other = await Conversation.open(connected(), store=store, id=conversation.id)
     await other.send("My name is Ada.")
-    with pytest.raises(HeadConflict):
+    with pytest.raises(errors.HeadConflict):
         await conversation.send("What is my name?", key="k")
     sent = len(kedge_server.requests)
-    with pytest.raises(HeadConflict):  # it would conflict again, so no request is sent
+    with pytest.raises(errors.HeadConflict):  # it would conflict again, so no request is sent
         await conversation.send("What is my name?", key="k")
     assert len(kedge_server.requests) == sent
     await conversation.refresh()
@@ -607,7 +591,7 @@ async def test_key_belongs_to_one_request(conversation: Conversation) -> None:
     others = ({"temperature": 0.5}, {"model": "practice-2"}, json_format, {"mode": "stateless"})
     for changed in others:
         options: dict[str, Any] = {"temperature": 0.1, **changed}
-        with pytest.raises(KeyReused):
+        with pytest.raises(errors.KeyReused):
             await conversation.send("What is 2+3?", key="k", **options)
 
 
@@ -627,7 +611,7 @@ async def test_keys_of_requests_with_tools_are_stable(conversation: Conversation
 async def test_question_with_invalid_options_is_not_stored(conversation: Conversation) -> None:
     """A question whose request can never be encoded does not stay in the conversation as pending."""
     for options in ({"metadata": {"a": object()}}, {"extra_body": {"a": {1}}}):
-        with pytest.raises(InvalidSetting, match="cannot be sent as JSON"):
+        with pytest.raises(errors.InvalidSetting, match="cannot be sent as JSON"):
             await conversation.send("Hello", **cast("dict[str, Any]", options))
         assert await conversation.pending() == []
     assert (await conversation.send("Hello")).text.startswith("You said")
@@ -648,9 +632,7 @@ async def test_retention_applies_immediately(
         assert "previous_response_id" not in request.body
 
 
-async def test_question_is_stored_if_middleware_drops_events(
-    store: Store, connected: Connect
-) -> None:
+async def test_question_is_stored_without_events(store: Store, connected: Connect) -> None:
     """The question is stored before it is sent, even if a middleware drops events."""
 
     class Quiet(BaseMiddleware):
@@ -739,7 +721,7 @@ async def test_rebuilt_turn_chains_again(store: Store, connected: Connect) -> No
 
 async def test_rejected_request_is_stored(conversation: Conversation) -> None:
     """A rejected request is stored as a response with its status and the server's message."""
-    with pytest.raises(RequestRefused):
+    with pytest.raises(errors.RequestRefused):
         await conversation.send("Hello", temperature=99)
     (row,) = await conversation.responses()
     assert (row.status, row.provider_response_id) == ("refused", "")
@@ -773,9 +755,7 @@ async def test_title_tags_and_archive(store: Store, conversation: Conversation) 
     assert (row.title, row.tags, row.archived) == ("Weather", ("one", "three"), True)
 
 
-async def test_handle_of_a_deleted_conversation_changes_no_other(
-    store: Store, conversation: Conversation
-) -> None:
+async def test_handle_of_a_deleted_conversation(store: Store, conversation: Conversation) -> None:
     """Another conversation that has its id now is not changed, deleted or continued."""
     await conversation.send("Hello")
     await store.delete(conversation.id)
@@ -787,7 +767,7 @@ async def test_handle_of_a_deleted_conversation_changes_no_other(
         *(conversation.archive, conversation.refresh, conversation.delete),
     ]
     for call in calls:
-        with pytest.raises(NotInStore, match="was deleted"):
+        with pytest.raises(errors.NotInStore, match="was deleted"):
             await call()
         assert await store.conversation(other.id) == other
 
@@ -821,7 +801,7 @@ async def test_question_is_pending_until_its_tool_calls_are_answered(
     engine = connected()
     conversation = await Conversation.create(engine, store=store, tools=[work])
     for scope, result in ((None, "done"), (anyio.CancelScope(), "This call was interrupted")):
-        with scope or pytest.raises(RequestRefused):
+        with scope or pytest.raises(errors.RequestRefused):
             await conversation.send("Please call work")
         (question,) = await conversation.pending()
         assert (question.kind, found) == ("asked", [question])
@@ -831,9 +811,7 @@ async def test_question_is_pending_until_its_tool_calls_are_answered(
     assert await conversation.pending() == []
 
 
-async def test_stopped_stream_leaves_a_pending_question(
-    store: Store, conversation: Conversation
-) -> None:
+async def test_stopped_stream_is_pending(store: Store, conversation: Conversation) -> None:
     """The head stays, and the partial answer is a cancelled node that is not an anchor; continued, it is sent."""
     received = await read_first_text(conversation)
     assert (await store.conversation(conversation.id)).head == conversation.head
@@ -880,7 +858,7 @@ async def test_cost_of_an_answer_is_stored(store: Store) -> None:
     async with await Conversation.create(
         "practice", store=store, price=lambda row: 1.5
     ) as conversation:
-        with pytest.raises(AnswerIncomplete):
+        with pytest.raises(errors.AnswerIncomplete):
             await conversation.send("Write 500 words.", max_output_tokens=20)
         (row,) = await conversation.responses()
     assert (row.status, row.cost) == ("incomplete", 1.5)

@@ -67,7 +67,7 @@ CHANGES = (edit_first, edit_last_question, edit_twice, edit_and_answer, edit_and
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_reopened_and_refreshed_conversations_give_the_same_reasons(
+async def test_reopened_gives_same_reasons(
     store: Store, connected: Connect, change: Change
 ) -> None:
     """A conversation that is opened again, or follows another process, has the anchors that an edit dropped."""
@@ -86,9 +86,7 @@ async def test_reopened_and_refreshed_conversations_give_the_same_reasons(
     assert get_state(follower.turn) == get_state(third.turn)
 
 
-async def test_request_after_a_reopened_edit_is_marked_as_sent_in_full(
-    store: Store, connected: Connect
-) -> None:
+async def test_request_after_a_reopened_edit(store: Store, connected: Connect) -> None:
     """The row of a request that an edit before a restart forces to send everything has the reason."""
     first = await Conversation.create(connected(), store=store)
     await first.send("My name is Ada.")
@@ -105,7 +103,7 @@ async def test_request_after_a_reopened_edit_is_marked_as_sent_in_full(
 
 
 @pytest.mark.parametrize("reopened", [False, True])
-async def test_reply_after_a_loss_names_the_lost_response(
+async def test_reply_names_the_lost_response(
     store: Store, connected: Connect, reopened: bool
 ) -> None:
     """The plan of a request that was healed says that the server no longer has the response."""
@@ -164,9 +162,7 @@ async def test_reopened_conversation_knows_all_responses_that_were_lost(
     assert [row.status for row in await other.responses()][:3] == ["lost"] * 3
 
 
-async def test_a_compacted_conversation_has_one_reason_in_every_process(
-    store: Store, connected: Connect
-) -> None:
+async def test_reason_after_a_compaction(store: Store, connected: Connect) -> None:
     """The process that compacted it, the record of the next request and a process that opens it say the same."""
     compactor = MessageLimitCompactor(3)
     conversation = await Conversation.create(connected(), store=store, compactor=compactor)
@@ -228,9 +224,7 @@ async def test_a_plan_finds_the_responses_of_the_store() -> None:
 
 
 @pytest.mark.parametrize("mode", ["chained", "conversation", "stateless"])
-async def test_the_model_is_found_in_the_newest_response(
-    store: Store, kedge_server: TestServer, mode: Mode
-) -> None:
+async def test_recorded_model_is_found(store: Store, kedge_server: TestServer, mode: Mode) -> None:
     """A conversation of a server has the same model string in every mode, also in a conversation object."""
     model = f"responses:{kedge_server.base_url}#practice"
     async with Conversation(model, store=store, mode=mode) as conversation:
@@ -240,9 +234,7 @@ async def test_the_model_is_found_in_the_newest_response(
 
 
 @pytest.mark.parametrize("mode", ["stateless", "conversation"])
-async def test_plan_of_a_new_conversation_has_its_mode(
-    mode: Mode, connected: Connect, store: Store
-) -> None:
+async def test_mode_of_a_new_conversation(mode: Mode, connected: Connect, store: Store) -> None:
     """Before the first message is sent, a dry run has the mode that the conversation was made with."""
     conversation = await Conversation(connected(), store=store, id="new", mode=mode)
     plans = conversation.plan("Hello."), await conversation.probe_and_plan("Hello.")

@@ -45,9 +45,7 @@ async def check_store(server: TestServer, store: Store) -> int:
     return checked
 
 
-async def test_copies_of_a_turn_use_one_object_once(
-    server: TestServer, engine: ResponsesEngine
-) -> None:
+async def test_copies_use_one_object_once(server: TestServer, engine: ResponsesEngine) -> None:
     """Of two copies that were read from JSON, the second one sends everything to a new object."""
     turn = await send_lines(engine, "One")
     copies = [await engine.run(loads(dumps(turn)).append(user(text))) for text in ("Two", "Three")]

@@ -10,21 +10,10 @@ import anyio
 import pytest
 
 from conversation.conftest import Connect
+from for_each import for_each
 from forked import run_forked_async
-from kedge import Chat, Conversation, assistant, connect, open_store, run_sync, system
+from kedge import Chat, Conversation, assistant, connect, errors, open_store, run_sync, system
 from kedge.conversation.sync import SyncConversation
-from kedge.errors import (
-    CannotConnect,
-    CannotOpenStore,
-    HeadConflict,
-    InvalidSetting,
-    InvalidTurn,
-    KedgeError,
-    NotInStore,
-    StoreBusy,
-    StoreError,
-    UnknownSetting,
-)
 from kedge.middleware import block, guard
 from kedge.store import Store
 from kedge.testing import TestServer
@@ -35,32 +24,32 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "error", "message"),
     [
-        ({"model": "opnai:gpt-5.1"}, CannotConnect, "did you mean 'openai'"),
-        ({"model": 5}, InvalidSetting, "model string such as 'openai:gpt-5.1'"),
-        ({"tols": [add]}, UnknownSetting, "did you mean 'tools'"),
-        ({"instructions": "x"}, UnknownSetting, "system="),
-        ({"id": "ada"}, InvalidSetting, "id= needs store="),
-        ({"ttl": 60.0}, InvalidSetting, "ttl= needs store="),
-        ({"store": "x.db", "id": ""}, InvalidSetting, "the id is empty"),
-        ({"store": "x.db", "id": 5}, InvalidSetting, "id must be text"),
-        ({"store": "x.db", "title": "\0"}, InvalidSetting, "NUL"),
-        ({"tags": "one"}, InvalidSetting, "list of texts"),
-        ({"blocks": [3]}, InvalidTurn, "int"),
-        ({"tools": [3]}, KedgeError, "int"),
-        ({"mode": "statless"}, InvalidSetting, "statless"),
-        ({"retention": -1}, InvalidSetting, "retention"),
-        ({"lease": 0}, InvalidSetting, "lease"),
-        ({"concurrent": "wait"}, InvalidSetting, "conflict, queue"),
-        ({"store": "postgres"}, CannotOpenStore, "postgresql://user@host"),
-        ({"store": "memory"}, CannotOpenStore, "sqlite://:memory:"),
-        ({"store": ""}, CannotOpenStore, "is empty"),
-        ({"store": False}, InvalidSetting, "without store= a conversation is in memory"),
-        ({"store": "nowhere/x.db"}, CannotOpenStore, "its folder does not exist"),
-        ({"store": "mysql://x"}, CannotOpenStore, "unknown store address"),
-        ({"store": "."}, CannotOpenStore, "is a folder"),
+        ({"model": "opnai:gpt-5.1"}, errors.CannotConnect, "did you mean 'openai'"),
+        ({"model": 5}, errors.InvalidSetting, "model string such as 'openai:gpt-5.1'"),
+        ({"tols": [add]}, errors.UnknownSetting, "did you mean 'tools'"),
+        ({"instructions": "x"}, errors.UnknownSetting, "system="),
+        ({"id": "ada"}, errors.InvalidSetting, "id= needs store="),
+        ({"ttl": 60.0}, errors.InvalidSetting, "ttl= needs store="),
+        ({"store": "x.db", "id": ""}, errors.InvalidSetting, "the id is empty"),
+        ({"store": "x.db", "id": 5}, errors.InvalidSetting, "id must be text"),
+        ({"store": "x.db", "title": "\0"}, errors.InvalidSetting, "NUL"),
+        ({"tags": "one"}, errors.InvalidSetting, "list of texts"),
+        ({"blocks": [3]}, errors.InvalidTurn, "int"),
+        ({"tools": [3]}, errors.KedgeError, "int"),
+        ({"mode": "statless"}, errors.InvalidSetting, "statless"),
+        ({"retention": -1}, errors.InvalidSetting, "retention"),
+        ({"lease": 0}, errors.InvalidSetting, "lease"),
+        ({"concurrent": "wait"}, errors.InvalidSetting, "conflict, queue"),
+        ({"store": "postgres"}, errors.CannotOpenStore, "postgresql://user@host"),
+        ({"store": "memory"}, errors.CannotOpenStore, "sqlite://:memory:"),
+        ({"store": ""}, errors.CannotOpenStore, "is empty"),
+        ({"store": False}, errors.InvalidSetting, "without store= a conversation is in memory"),
+        ({"store": "nowhere/x.db"}, errors.CannotOpenStore, "its folder does not exist"),
+        ({"store": "mysql://x"}, errors.CannotOpenStore, "unknown store address"),
+        ({"store": "."}, errors.CannotOpenStore, "is a folder"),
     ],
 )
 def test_constructor_checks_all_that_needs_no_store(
@@ -77,16 +66,16 @@ def test_constructor_checks_all_that_needs_no_store(
 def test_constructor_names_the_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a key the constructor names the variable and ``api_key=``."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(CannotConnect, match=r"set OPENAI_API_KEY .* or pass api_key="):
+    with pytest.raises(errors.CannotConnect, match=r"set OPENAI_API_KEY .* or pass api_key="):
         Conversation("openai:gpt-5.1")
 
 
 async def test_store_as_the_model_names_store(store: Store) -> None:
     """Arguments of the older order raise an error that names ``store=``."""
     model: Any = store
-    with pytest.raises(InvalidSetting, match=r"store=…: Conversation\("):
+    with pytest.raises(errors.InvalidSetting, match=r"store=…: Conversation\("):
         Conversation(model)
-    with pytest.raises(InvalidSetting, match="store="):
+    with pytest.raises(errors.InvalidSetting, match="store="):
         Conversation.create(model)
     with pytest.raises(TypeError):
         Conversation(store, "practice")  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -112,7 +101,7 @@ async def test_reading_never_creates(store: Store) -> None:
     ):
         assert list(await read()) == []
     await (await conversation.refresh()).probe_and_plan("Hi")
-    with pytest.raises(NotInStore, match="send a message first"):
+    with pytest.raises(errors.NotInStore, match="send a message first"):
         await conversation.undo()
     assert await store.conversations() == []
     await conversation.append(assistant("Hello!"))
@@ -143,15 +132,15 @@ async def test_every_write_creates(store: Store) -> None:
 async def test_create_must_be_new_and_open_must_exist(store: Store) -> None:
     """`create` and `open` are lazy, and raise when they are opened; a rejected first block creates nothing."""
     missing = Conversation.open("practice", store=store, id="a")
-    with pytest.raises(NotInStore):
+    with pytest.raises(errors.NotInStore):
         await missing.send("Hello")
     created = await Conversation.create("practice", store=store, id="a")
     assert (await store.conversation("a")).id == created.id
-    with pytest.raises(InvalidSetting, match="already a conversation 'a'"):
+    with pytest.raises(errors.InvalidSetting, match="already a conversation 'a'"):
         await Conversation.create("practice", store=store, id="a")
     assert not (await missing).is_new  # a failure is not remembered
     rule = guard(block("secret"))
-    with pytest.raises(KedgeError):
+    with pytest.raises(errors.KedgeError):
         await Conversation.create("practice", store=store, blocks="a secret", middleware=[rule])
     assert len(await store.conversations()) == 1
 
@@ -160,9 +149,9 @@ async def test_properties_before_the_first_use(store: Store) -> None:
     """Properties of a conversation that is not open say ``await conversation``; those of ``.sync`` open it."""
     for name in ("turn", "title", "tags", "head", "row", "is_new"):
         conversation = Conversation("practice", store=store, id="a")
-        with pytest.raises(KedgeError, match="`await conversation`"):
+        with pytest.raises(errors.KedgeError, match="`await conversation`"):
             getattr(conversation, name)
-        with pytest.raises(KedgeError, match="`await conversation`"):
+        with pytest.raises(errors.KedgeError, match="`await conversation`"):
             conversation.plan("Hi")
         assert "not open" in repr(conversation)
         await anyio.to_thread.run_sync(getattr, conversation.sync, name)
@@ -193,9 +182,7 @@ def test_three_lines(tmp_path: Path) -> None:
             chat.undo()
 
 
-async def test_file_is_resolved_when_constructed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_file_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relative path is that of the working folder when the conversation was made."""
     monkeypatch.chdir(tmp_path)
     conversation = Conversation("practice", store="a.db", id="a")
@@ -217,7 +204,7 @@ async def test_store_of_an_address_is_shared_and_counted(tmp_path: Path) -> None
     await second.aclose()
     await fork.send("Hello")
     await fork.aclose()
-    with pytest.raises(StoreError, match="closed"):
+    with pytest.raises(errors.StoreError, match="closed"):
         await fork.store.conversations()
     async with Conversation("practice", store=tmp_path / "x.db", id="a") as again:
         assert (again.store is not fork.store, again.is_new) == (True, False)
@@ -242,7 +229,9 @@ async def test_closing_is_final(store: Store) -> None:
     await conversation.send("Hello")
     await conversation.aclose()
     await conversation.aclose()
-    with pytest.raises(KedgeError, match="this conversation is closed; make another Conversation"):
+    with pytest.raises(
+        errors.KedgeError, match="this conversation is closed; make another Conversation"
+    ):
         await conversation.send("Hello")
     assert len(conversation.turn) == 2
 
@@ -262,7 +251,7 @@ class SlowStore:
             await self.proceed.wait()
             if self.failures[0]:
                 self.failures[0] -= 1
-                raise StoreBusy("busy")
+                raise errors.StoreBusy("busy")
             return await find(name)
 
         monkeypatch.setattr(store, "conversation", slow)
@@ -282,15 +271,13 @@ async def test_opened_once_for_all_tasks(store: Store, monkeypatch: pytest.Monke
     assert (slow.reads, results.count(conversation)) == (1, 8)
 
 
-async def test_failed_opening_is_not_remembered(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_opening_is_repeated(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an error of the database, the next use opens the conversation."""
     slow = SlowStore(store, monkeypatch)
     slow.failures[0] = 1
     slow.proceed.set()
     conversation = Conversation("practice", store=store, id="a")
-    with pytest.raises(StoreBusy):
+    with pytest.raises(errors.StoreBusy):
         async with conversation:
             pass
     async with conversation:
@@ -360,7 +347,7 @@ async def test_queue_is_that_of_the_conversation(store: Store) -> None:
     assert len((await Conversation.open("practice", store=store, id="a")).turn) == 10
     both = [await Conversation("practice", store=store, id="a") for _ in range(2)]
     results = await asyncio.gather(*(each.send("Hello") for each in both), return_exceptions=True)
-    assert [type(each) for each in results].count(HeadConflict) == 1
+    assert [type(each) for each in results].count(errors.HeadConflict) == 1
 
 
 async def test_mode_and_retention_apply_to_an_existing_conversation(
@@ -391,11 +378,11 @@ async def test_first_use_of_a_store(tmp_path: Path) -> None:
     assert await store is store
     assert (tmp_path / "b.db").exists()
     await store.aclose()
-    with pytest.raises(StoreError, match="the store is closed"):
+    with pytest.raises(errors.StoreError, match="the store is closed"):
         await store.conversations()
     never_used = open_store(tmp_path / "c.db")
     await never_used.aclose()
-    with pytest.raises(StoreError, match="the store is closed"):
+    with pytest.raises(errors.StoreError, match="the store is closed"):
         await never_used
 
 
@@ -404,12 +391,12 @@ def test_sync_store(tmp_path: Path) -> None:
     with open_store(tmp_path / "a.db").sync as store:
         row = store.create("A title")
         assert [each.id for each in store.conversations()] == [row.id]
-    with pytest.raises(StoreError, match="closed"):
+    with pytest.raises(errors.StoreError, match="closed"):
         store.conversations()
     (tmp_path / "bad.db").write_text("not a database, but long enough to be looked at" * 50)
-    with pytest.raises(CannotOpenStore), open_store(tmp_path / "bad.db").sync:
+    with pytest.raises(errors.CannotOpenStore), open_store(tmp_path / "bad.db").sync:
         pass
-    with pytest.raises(CannotOpenStore):
+    with pytest.raises(errors.CannotOpenStore):
         run_sync(open_store(tmp_path / "bad.db"))
 
 

@@ -46,9 +46,7 @@ async def test_bodies_are_stored_on_request(
     assert b"not found" in rejected.reply
 
 
-async def test_four_processes_on_the_same_conversations(
-    postgres_url: str, kedge_server: TestServer
-) -> None:
+async def test_four_processes_lose_nothing(postgres_url: str, kedge_server: TestServer) -> None:
     """Concurrent processes lose and duplicate no message; each conversation has one head."""
     with create_schema(postgres_url) as url:
         async with open_store(url) as store:

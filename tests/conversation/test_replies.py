@@ -40,9 +40,7 @@ async def ask(kind: str, store: Store, connected: Connect, text: str) -> Reply:
 
 
 @pytest.mark.parametrize("kind", ["engine", "chat", "conversation"])
-async def test_replies_have_the_facts_of_the_run(
-    store: Store, connected: Connect, kind: str
-) -> None:
+async def test_facts_of_a_reply(store: Store, connected: Connect, kind: str) -> None:
     """Every reply names the model, the status and the reasoning, and has a plan, tokens and a cost."""
     reply = await ask(kind, store, connected, "Think about 6 * 7")
     assert isinstance(reply, Reply)
@@ -54,9 +52,7 @@ async def test_replies_have_the_facts_of_the_run(
     assert reply.cost is None  # no price is known for this server
 
 
-async def test_cost_of_a_reply_is_that_of_its_stored_responses(
-    store: Store, connected: Connect
-) -> None:
+async def test_cost_of_a_reply_is_stored(store: Store, connected: Connect) -> None:
     """The cost of all responses of a call is added; a reply that was stored before has that of its response."""
 
     def add(a: int, b: int) -> int:
@@ -86,9 +82,7 @@ async def test_reply_of_a_healed_request_names_the_reason(
     assert (await conversation.send("What is my name?", key="name")).healed == ("gone",)
 
 
-async def test_run_stopped_during_a_tool_has_no_further_request(
-    store: Store, connected: Connect
-) -> None:
+async def test_run_stopped_during_a_tool(store: Store, connected: Connect) -> None:
     """Only the request that was sent is stored and counted; the question is cancelled."""
     started = anyio.Event()
 

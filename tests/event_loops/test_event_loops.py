@@ -92,9 +92,7 @@ def test_a_loop_closes_open_resources() -> None:
     assert [resource.closed for resource in instances] == [True, True, True]
 
 
-def test_a_resource_dropped_at_the_end_of_its_loop_is_closed_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_dropped_resource_is_closed_once(caplog: pytest.LogCaptureFixture) -> None:
     """The event loop and the deleted owner do not both close it, which asyncio would log."""
     resources: list[Resource] = []
 
@@ -236,9 +234,7 @@ def test_an_interrupt_cancels_the_coroutine_and_waits_for_its_end() -> None:
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_an_interrupt_before_the_wait_ends_the_coroutine(
-    started: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_before_the_wait(started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal can arrive while the coroutine is being scheduled: before it has started or after."""
     steps: list[str] = []
     running = threading.Event()

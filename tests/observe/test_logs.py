@@ -216,9 +216,7 @@ async def test_every_record_of_a_run_has_its_ids(practice: Engine, written: io.S
     assert len(set(answers)) == 2
 
 
-async def test_stored_conversation_is_bound_to_records(
-    practice: Engine, written: io.StringIO
-) -> None:
+async def test_records_have_the_conversation(practice: Engine, written: io.StringIO) -> None:
     """Every record of its engine has the conversation id, and the duration of the store is measured."""
     reset()
     log_to_stderr("debug", "json", written)

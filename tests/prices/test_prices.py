@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from for_each import for_each
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
 from kedge.prices import Prices, cache_savings, cost, current_prices, load_prices
@@ -63,9 +64,7 @@ def test_the_longest_entry_matches() -> None:
     assert (short.input, long.input) == (2.5, 5.0)
 
 
-def test_a_custom_file_overrides_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_custom_file_is_used_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of ``KEDGE_PRICES`` adds prices and overrides those of the package."""
     file = tmp_path / "mine.toml"
     file.write_text(
@@ -92,7 +91,7 @@ def test_a_price_applies_from_its_date(tmp_path: Path) -> None:
     assert prices.cost(Usage(1_000_000), "x", "m", at=0.0) == 4.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("prices = 3", "must be a list of tables"),
@@ -109,9 +108,7 @@ def test_a_price_applies_from_its_date(tmp_path: Path) -> None:
         ("as_of =", "is not valid TOML"),
     ],
 )
-def test_an_invalid_file_is_rejected_with_the_position(
-    text: str, message: str, tmp_path: Path
-) -> None:
+def test_an_invalid_file_is_rejected(text: str, message: str, tmp_path: Path) -> None:
     """An invalid price file raises ``InvalidSetting`` with the position of the mistake."""
     with pytest.raises(InvalidSetting) as exc_info:
         load_table(tmp_path, text)

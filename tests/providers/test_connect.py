@@ -20,7 +20,7 @@ from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("model", "message"),
     [
         ("openai:gpt-5.1", "set OPENAI_API_KEY"),
@@ -236,7 +236,7 @@ async def test_password_in_url_is_sent_as_header() -> None:
     assert calls[1][1] != calls[0][1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("host", "address"),
     [
         ("", "http://127.0.0.1:11434/v1"),
@@ -251,9 +251,7 @@ async def test_password_in_url_is_sent_as_header() -> None:
         ("[::]:9", "http://127.0.0.1:9/v1"),
     ],
 )
-def test_ollama_host_variable_is_used(
-    host: str, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ollama_host_is_used(host: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``OLLAMA_HOST`` is accepted in every form that Ollama itself accepts."""
     monkeypatch.setenv("OLLAMA_HOST", host)
     engine = connect("ollama:llama3.2")
@@ -316,10 +314,8 @@ def test_unknown_settings_are_named(model: str) -> None:
         connect(model, **settings)
 
 
-@pytest.mark.parametrize("model", ["openai:gpt-5.1", "azure:d", "anthropic:claude-opus-4-8"])
-def test_unknown_settings_are_named_before_a_missing_key(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@for_each("model", ["openai:gpt-5.1", "azure:d", "anthropic:claude-opus-4-8"])
+def test_unknown_settings_are_named_first(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a key and an address, a misspelled setting is named first: to set the key does not help."""
     for variable in ("OPENAI_API_KEY", "AZURE_OPENAI_API_KEY", "AZURE_OPENAI_ENDPOINT"):
         monkeypatch.delenv(variable, raising=False)

@@ -95,9 +95,7 @@ def test_the_store_is_the_only_file(tmp_path: Path) -> None:
         assert find_missing_responses(response_ids) == set()
 
 
-def test_a_store_that_cannot_be_used_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusable_store_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The responses are then stored only while the process runs, and everything else works."""
     problems: list[str] = []
     with store_practice_memory(tmp_path, problems.append):
@@ -109,9 +107,7 @@ def test_a_store_that_cannot_be_used_is_reported(
     assert "only while this process runs" in caplog.text
 
 
-async def test_deleted_conversation_is_deleted_here_in_the_same_transaction(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_deletion_is_one_transaction(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deletion that fails at its end deletes nothing; one that succeeds deletes the responses of all modes."""
 
     def fail(*_: object) -> None:
@@ -171,9 +167,7 @@ async def test_forks_keep_the_responses_that_they_use(url: str) -> None:
                 assert (await conversation.responses())[-1].anchor == ids[0]
 
 
-def test_server_on_the_database_of_a_store_has_its_own_responses(
-    postgres_store: ReusableStore,
-) -> None:
+def test_server_on_the_same_database(postgres_store: ReusableStore) -> None:
     """A server on the same database neither finds the responses of the practice model nor loses its own."""
 
     async def delete_all() -> None:
@@ -196,9 +190,7 @@ def test_server_on_the_database_of_a_store_has_its_own_responses(
         assert client.responses.retrieve(own).id == own
 
 
-def test_large_conversations_do_not_displace_responses(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_size_limit_is_for_responses_only(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The size limit applies to the responses of the practice model, not to the rest of the store."""
     monkeypatch.setattr(practice_memory, "MAX_MEMORY_BYTES", 100_000)
 

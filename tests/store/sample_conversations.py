@@ -16,19 +16,11 @@ def make_response_row(turn: Turn, response_id: str) -> RequestRecord:
     record = get_state(turn).anchor(response_id)
     assert record
     return RequestRecord(
-        provider="openai",
-        scope=SCOPE,
-        provider_response_id=response_id,
-        model="gpt",
-        mode="chained",
-        digest=record.digest,
-        block_count=record.block_count,
-        depth=record.depth,
-        root_created_at=record.root_created_at,
-        created_at=record.created_at,
-        expires_at=record.expires_at,
+        provider="openai", scope=SCOPE, provider_response_id=response_id, model="gpt", mode="chained",
+        digest=record.digest, block_count=record.block_count, depth=record.depth,
+        root_created_at=record.root_created_at, created_at=record.created_at, expires_at=record.expires_at,
         derived=record.derived,
-    )
+    )  # fmt: skip
 
 
 async def create_conversation(

@@ -146,9 +146,7 @@ ONE_SUCCEEDS: dict[str, tuple[Operation, type[Exception]]] = {
 
 
 @pytest.mark.parametrize("name", ONE_SUCCEEDS)
-async def test_exactly_one_of_simultaneous_calls_succeeds(
-    stores: Sequence[Store], name: str
-) -> None:
+async def test_one_of_simultaneous_calls_succeeds(stores: Sequence[Store], name: str) -> None:
     """One call succeeds, and every other one fails with the error for a row that exists or is missing."""
     operation, error = ONE_SUCCEEDS[name]
     await create_conversation(stores[0], id="shared")

@@ -116,7 +116,7 @@ def read_text_tables(tx: Tx) -> dict[int, list[Any]]:
     }
 
 
-async def test_deletion_rewrites_only_affected_index_groups(
+async def test_deletion_rewrites_few_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deletion rewrites only the index groups of its blocks; other text is still found."""

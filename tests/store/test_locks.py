@@ -104,9 +104,7 @@ def build_append(row: ConversationRow, parent: Node, block: Block) -> Callable[[
     return lambda tx: nodes.insert_node(tx, parent, [body], conversation=row, kind="added", now=1.0)
 
 
-async def test_a_deletion_waits_for_a_change_of_its_tree(
-    stores: tuple[Store, Store], url: str
-) -> None:
+async def test_a_deletion_waits_for_its_tree(stores: tuple[Store, Store], url: str) -> None:
     """A node that a fork adds below a node of the deleted conversation keeps its path."""
     store, _ = stores
     row, added = await create_conversation(store, 3)
@@ -120,9 +118,7 @@ async def test_a_deletion_waits_for_a_change_of_its_tree(
     assert await store.verify() == []
 
 
-async def test_a_block_that_others_link_is_not_deleted(
-    stores: tuple[Store, Store], url: str
-) -> None:
+async def test_a_linked_block_is_not_deleted(stores: tuple[Store, Store], url: str) -> None:
     """A deletion waits for a transaction that is about to link one of its blocks, and leaves that block."""
     store, _ = stores
     shared = user("the same for all", id="blk_shared")

@@ -165,9 +165,7 @@ OLDER = (
     ("version", "expected"),
     [(99, NEWER), (SCHEMA_VERSION + 1, NEWER), (1, OLDER), (SCHEMA_VERSION - 1, OLDER)],
 )
-async def test_store_of_another_version_is_rejected(
-    lasting_url: str, version: int, expected: str
-) -> None:
+async def test_other_version_is_rejected(lasting_url: str, version: int, expected: str) -> None:
     """The error names the file and says to upgrade Kedge, or to export with the version that wrote it."""
     await set_version(lasting_url, version)
     is_file = lasting_url.startswith("sqlite")

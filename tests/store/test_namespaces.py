@@ -117,9 +117,7 @@ async def alice(store: Store) -> Owner:
 
 
 @pytest.mark.parametrize("namespace", ["bob", ""])
-async def test_other_namespaces_are_inaccessible(
-    store: Store, alice: Owner, namespace: str
-) -> None:
+async def test_other_namespaces_see_nothing(store: Store, alice: Owner, namespace: str) -> None:
     """Another namespace and the default one can neither read nor change the data, nor count it in statistics."""
     before = await alice.store.export(alice.row)
     other = store.use_namespace(namespace) if namespace else store
@@ -295,9 +293,7 @@ async def test_store_is_opened_in_a_namespace(lasting_url: str) -> None:
         assert len(await bound.responses()) == 1
 
 
-async def test_requests_of_a_user_do_not_displace_those_of_others(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_are_kept_per_user(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each namespace retains its own newest requests, however many another one has."""
     monkeypatch.setattr(proxied_requests, "MAX_PROXIED", 3)
     alice, bob = store.use_namespace("alice"), store.use_namespace("bob")

@@ -10,19 +10,9 @@ import anyio
 import psycopg
 import pytest
 
-from kedge import user
+from kedge import errors, user
 from kedge.database.postgres import PostgresDatabase, PostgresTransaction
 from kedge.database.transactions import Tx
-from kedge.errors import (
-    CannotOpenStore,
-    HeadConflict,
-    InvalidSetting,
-    NotInStore,
-    StoreBusy,
-    StoreError,
-    StoreReadOnly,
-    StoreUnreachable,
-)
 from kedge.store import ConversationRow, Node, Store, open_store
 from postgresql import PASSWORD, PostgresServer
 from store.sample_conversations import count_rows, create_conversation
@@ -38,11 +28,11 @@ def change_url(url: str, **parts: str) -> str:
 
 async def test_wrong_password_is_not_in_the_error(own_server: PostgresServer) -> None:
     """Wrong credentials raise an error that is not retryable and does not contain the password."""
-    with pytest.raises(CannotOpenStore, match="password") as wrong:
+    with pytest.raises(errors.CannotOpenStore, match="password") as wrong:
         await open_store(change_url(own_server.url, password="letmein"))
     assert "letmein" not in str(wrong.value)
     assert not wrong.value.retryable
-    with pytest.raises(CannotOpenStore, match="database is wrong") as unknown:
+    with pytest.raises(errors.CannotOpenStore, match="database is wrong") as unknown:
         await open_store(change_url(own_server.url, path="/nothing"))
     assert PASSWORD not in str(unknown.value)
 
@@ -50,7 +40,7 @@ async def test_wrong_password_is_not_in_the_error(own_server: PostgresServer) ->
 async def test_no_server_is_unreachable() -> None:
     """A refused connection is retryable; its message has no password."""
     with pytest.raises(
-        StoreUnreachable, match=r"//127\.0\.0\.1:1/kedge: .*is it running"
+        errors.StoreUnreachable, match=r"//127\.0\.0\.1:1/kedge: .*is it running"
     ) as exc_info:
         await open_store("postgresql://me:secret@127.0.0.1:1/kedge")
     assert exc_info.value.retryable
@@ -61,7 +51,7 @@ async def test_no_server_is_unreachable() -> None:
 async def test_no_part_of_an_unescaped_password_is_in_the_error(separator: str) -> None:
     """A slash that is not escaped ends the host, so that the rest of the password is a path, a query or a fragment."""
     address = f"postgresql://me:1234{separator}secret@127.0.0.1:1/kedge"
-    with pytest.raises(StoreError) as exc_info:
+    with pytest.raises(errors.StoreError) as exc_info:
         await open_store(address, wait_seconds=0.5)
     assert "1234" not in str(exc_info.value)
     assert "secret" not in str(exc_info.value)
@@ -73,7 +63,7 @@ async def test_store_works_again_after_server_restart(own_server: PostgresServer
         row, nodes = await create_conversation(store, 2)
         await anyio.to_thread.run_sync(own_server.stop)
         for _ in range(2):
-            with pytest.raises(StoreUnreachable) as exc_info:
+            with pytest.raises(errors.StoreUnreachable) as exc_info:
                 await store.append(row, nodes[-1], [user("lost?")], head=nodes[-1].id)
             assert exc_info.value.retryable
             assert PASSWORD not in str(exc_info.value)
@@ -82,7 +72,7 @@ async def test_store_works_again_after_server_restart(own_server: PostgresServer
             while True:
                 try:
                     node = await store.append(row, nodes[-1], [user("back")], head=nodes[-1].id)
-                except (StoreBusy, StoreUnreachable):
+                except (errors.StoreBusy, errors.StoreUnreachable):
                     continue
                 break
         assert len((await store.load(row, node.id)).blocks) == 5
@@ -103,7 +93,9 @@ async def test_unconfirmed_commit(empty_schema: str) -> None:
             with psycopg.connect(empty_schema) as other:
                 other.execute("SELECT pg_terminate_backend(%s, 30000)", (pid,))
 
-        with pytest.raises(StoreUnreachable, match="check whether it was written") as unknown:
+        with pytest.raises(
+            errors.StoreUnreachable, match="check whether it was written"
+        ) as unknown:
             await store.database.write(work)
         assert not unknown.value.retryable
         assert len(await store.conversations()) == 0
@@ -126,7 +118,7 @@ async def test_every_connection_busy(empty_schema: str) -> None:
         group.start_soon(store.database.read, hold)
         await anyio.to_thread.run_sync(locked.wait, 300)
         database.wait_seconds = 0.01
-        with pytest.raises(StoreBusy, match="every connection was busy") as busy:
+        with pytest.raises(errors.StoreBusy, match="every connection was busy") as busy:
             await store.conversations()
         assert busy.value.retryable
         database.wait_seconds = 60.0
@@ -140,22 +132,24 @@ async def test_errors_of_the_server(empty_schema: str) -> None:
     async with open_store(empty_schema) as store:
         await create_conversation(store, 1)
     async with open_store(empty_schema) as store:
-        with pytest.raises(StoreError, match=r"PostgreSQL reports: relation .* does not exist"):
+        with pytest.raises(
+            errors.StoreError, match=r"PostgreSQL reports: relation .* does not exist"
+        ):
             await store.database.read(lambda tx: tx.rows("SELECT * FROM nothing"))
     async with open_store(empty_schema) as store:
         for attempt in (store.conversation("a\0b"), store.conversations(tag="\0")):
-            with pytest.raises(InvalidSetting, match="contains a NUL character; remove it"):
+            with pytest.raises(errors.InvalidSetting, match="contains a NUL character; remove it"):
                 await attempt
     async with open_store(f"{empty_schema}%20-cdefault_transaction_read_only%3Don") as store:
         assert len(await store.conversations()) == 1
-        with pytest.raises(StoreReadOnly, match="nothing was written"):
+        with pytest.raises(errors.StoreReadOnly, match="nothing was written"):
             await store.create()
 
 
 async def test_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the optional dependency, the message names the extra to install."""
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(CannotOpenStore, match=r"pip install 'kedge-llm\[postgres\]'"):
+    with pytest.raises(errors.CannotOpenStore, match=r"pip install 'kedge-llm\[postgres\]'"):
         await open_store("postgresql://localhost/kedge")
 
 
@@ -189,9 +183,9 @@ async def test_delete_during_concurrent_writes(empty_schema: str) -> None:
                 blocks = [user(f"{row.id} {number}")] if number % 3 else [shared]
                 head = node.id if number % 2 else None
                 try:
-                    with suppress(HeadConflict):
+                    with suppress(errors.HeadConflict):
                         node = await store.append(row, node, blocks, head=head)
-                except NotInStore:
+                except errors.NotInStore:
                     stopped.append(row.id)
                     return
                 if number == 5:
@@ -225,7 +219,7 @@ async def test_a_lock_of_another_program_does_not_block(empty_schema: str) -> No
                 store.append(row, nodes[-1], [user("blocked")], head=nodes[-1].id),
                 store.delete(row.id),
             ):
-                with pytest.raises(StoreBusy, match="held a lock for too long"):
+                with pytest.raises(errors.StoreBusy, match="held a lock for too long"):
                     await attempt
         database.wait_seconds = 300.0
         await store.append(row, nodes[-1], [user("sent")], head=nodes[-1].id)

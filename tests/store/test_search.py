@@ -123,13 +123,9 @@ UNSPACED = [
     ("ฉันชอบกินข้าวผัดที่กรุงเทพ", ["ข้าวผัด", "กรุงเทพ", "กิน ฉัน"], ["เทพกรุง", "ผัดข้าว"]),
     ("我明天去北京看天气预报", ["北京", "天气", "天", "北京 明天"], ["京北", "天北", "气天"]),
     ("カタカナとひらがな", ["カタ", "ひらがな"], ["タカタ", "がなひ"]),
-    (
-        "Well done 👍🏽🎉 for ❤️ 🇳🇴",
-        ["👍", "👍🏽🎉", "🎉", "❤️", "❤", "🇳🇴", "done 👍"],
-        ["🎉👍", "😀"],
-    ),
+    ("Well done 👍🏽🎉 for ❤️ 🇳🇴", ["👍", "👍🏽🎉", "🎉", "❤️", "❤", "🇳🇴", "done 👍"], ["🎉👍", "😀"]),
     ("हिन्दी में लिखा", ["हिन्दी", "लिखा"], ["हिन", "लख"]),
-]
+]  # fmt: skip
 
 
 async def test_scripts_without_spaces(store: Store) -> None:
@@ -159,9 +155,7 @@ async def test_forks_are_found_by_shared_text(store: Store) -> None:
     assert [hit.conversation for hit in await store.search("answer 1")] == [row.id]
 
 
-async def test_damaged_index_is_reported_and_repaired(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_damaged_index_is_repaired(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """`verify` reports text missing from the search index, and `gc` indexes it again."""
     monkeypatch.setattr("kedge.store.search.OVERLAP", 0)
     await create_conversation(store, 2)

@@ -22,18 +22,10 @@ def make_digest(number: int) -> str:
 
 def make_response(number: int, **changes: Any) -> RequestRecord:
     """Return a response row with this number."""
-    row: dict[str, Any] = {
-        "provider": "openai",
-        "scope": SCOPE,
-        "provider_response_id": f"resp_{number}",
-        "model": "gpt",
-        "mode": "chained",
-        "digest": make_digest(number),
-        "block_count": 2 * number,
-        "depth": number,
-        "created_at": 100.0 + number,
-    }
-    return RequestRecord(**{**row, **changes})
+    names = {"provider": "openai", "scope": SCOPE, "model": "gpt", "mode": "chained"}
+    ids = {"provider_response_id": f"resp_{number}", "digest": make_digest(number)}
+    counts = {"block_count": 2 * number, "depth": number, "created_at": 100.0 + number}
+    return RequestRecord(**{**names, **ids, **counts, **changes})
 
 
 async def create_conversation(store: Store) -> tuple[ConversationRow, Node]:
@@ -282,9 +274,7 @@ async def test_conversations_are_listed_by_change(store: Store) -> None:
     assert (await store.fork(one, one.head)).created_at == 123.0
 
 
-async def test_tags_of_an_iterator_survive_a_conflict(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tags_of_an_iterator_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the transaction of an update is repeated, the tags are those that were given."""
     row, set_tags, attempts = await store.create("One"), conversations.set_tags, list[int]()
 
@@ -327,9 +317,7 @@ async def test_impossible_node_numbers_are_not_in_the_store(store: Store) -> Non
                 await call(row, at)
 
 
-async def test_tags_of_many_conversations_are_listed(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tags_are_read_in_queries(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tags are read in several queries, because databases limit the values of one."""
     monkeypatch.setattr("kedge.database.transactions.MAX_VALUES", 2)
     made = [await store.create(tags=[f"tag {number}"]) for number in range(5)]

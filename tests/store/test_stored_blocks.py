@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 
+from for_each import for_each
 from kedge import user
 from kedge.errors import KedgeError, StoreDamaged
 from kedge.store.stored_blocks import decode_blocks, extract_search_text, hash_block
@@ -52,7 +53,7 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize("plain", PLAIN)
+@for_each("plain", PLAIN)
 def test_typed_decoder_matches_general_decoder(plain: str) -> None:
     """The typed decoder returns the same block as the general one, or an error where that raises one."""
     for unusual in ("", *(f",{members}" for members in UNUSUAL)):

@@ -148,9 +148,7 @@ async def test_sessions_are_ended_individually(store: Store) -> None:
     assert await registry.find_session("signed") is None
 
 
-async def test_tokens_are_required_after_the_first_is_added(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_first_token_is_a_requirement(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens become required when the first one is added, and remain required after it is revoked."""
     monkeypatch.setattr(token_registry, "RECHECK_SECONDS", 0.0)
     assert await TokenRegistry(store).is_required()

@@ -70,17 +70,10 @@ async def test_orphaned_rows_are_reported_and_deleted(store: Store) -> None:
 
 
 NODE_CHANGES = [
-    *(
-        "tree = tree + 1",
-        "branch = branch + 1",
-        "parent = 2",
-        "conversation = 2",
-        "kind = 'added'",
-        "kept = 3",
-    ),
+    *("tree = tree + 1", "branch = branch + 1", "parent = 2", "conversation = 2", "kind = 'added'", "kept = 3"),
     *("length = length + 1", "depth = 5", 'memory = \'{"mode":"stateless"}\'', "id = 999"),
     *("created_at = created_at + 1", "checksum = NULL"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", NODE_CHANGES)

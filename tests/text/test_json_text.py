@@ -132,7 +132,7 @@ def test_sorted_text_depends_only_on_the_value(value: Any) -> None:
         assert encode_sorted(json.loads(text)) == text
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@for_each("number", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_are_refused(number: float) -> None:
     """No encoder writes NaN or an infinite number, at any depth, although msgspec writes them as null."""
     nested: Any = number
@@ -153,11 +153,8 @@ GOLDEN = [
     (100.0, b"100.0"),
     (2**70, b"1180591620717411303424"),
     ("é\n\x1f\u2028", '"é\\n\\u001f\u2028"'.encode()),
-    (
-        {"b": [None, True], "a": {"é": 1, "z": 2, "B": 3}},
-        '{"a":{"B":3,"z":2,"é":1},"b":[null,true]}'.encode(),
-    ),
-]
+    ({"b": [None, True], "a": {"é": 1, "z": 2, "B": 3}}, '{"a":{"B":3,"z":2,"é":1},"b":[null,true]}'.encode()),
+]  # fmt: skip
 
 
 @for_each(("value", "text"), GOLDEN)

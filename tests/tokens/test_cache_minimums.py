@@ -1,12 +1,11 @@
 """The minimum number of tokens of a prefix that Anthropic caches."""
 
-import pytest
-
+from for_each import for_each
 from kedge.engines.prompt_cache import anthropic_rules
 from kedge.tokens import find_min_tokens
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("model", "minimum"),
     [
         ("claude-opus-5-20260801", 512),

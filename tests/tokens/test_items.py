@@ -22,26 +22,17 @@ TEXT_TOKENS = count_text(TEXT)
 
 ROWS: list[tuple[dict[str, Any], int]] = [
     ({"role": "user", "content": TEXT}, TEXT_TOKENS),
-    (
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": TEXT}]},
-        TEXT_TOKENS,
-    ),
+    ({"type": "message", "role": "user", "content": [{"type": "input_text", "text": TEXT}]}, TEXT_TOKENS),
     ({"role": "assistant", "content": [{"type": "refusal", "refusal": TEXT}]}, TEXT_TOKENS),
     ({"type": "message", "role": "user", "content": []}, 0),
     ({"type": "message", "role": "user", "content": None}, 0),
     ({"role": "user", "content": [{"type": "input_image", "image_url": "data:…"}]}, IMAGE_TOKENS),
-    (
-        {"role": "user", "content": [{"type": "input_image", "detail": "low"}]},
-        LOW_DETAIL_IMAGE_TOKENS,
-    ),
+    ({"role": "user", "content": [{"type": "input_image", "detail": "low"}]}, LOW_DETAIL_IMAGE_TOKENS),
     ({"role": "user", "content": [{"type": "input_file", "file_data": "AAAA" * 999}]}, FILE_TOKENS),
     ({"role": "user", "content": [{"type": "input_audio"}, TEXT]}, AUDIO_TOKENS + TEXT_TOKENS),
     ({"type": "function_call", "call_id": "c", "name": TEXT, "arguments": TEXT}, 2 * TEXT_TOKENS),
     ({"type": "function_call_output", "call_id": "c", "output": TEXT}, TEXT_TOKENS),
-    (
-        {"type": "function_call_output", "output": [{"type": "input_text", "text": TEXT}]},
-        TEXT_TOKENS,
-    ),
+    ({"type": "function_call_output", "output": [{"type": "input_text", "text": TEXT}]}, TEXT_TOKENS),
     ({"type": "custom_tool_call", "call_id": "c", "name": TEXT, "input": TEXT}, 2 * TEXT_TOKENS),
     ({"type": "reasoning", "summary": [{"type": "summary_text", "text": TEXT}]}, TEXT_TOKENS),
     ({"type": "reasoning", "summary": [], "encrypted_content": "A" * 160}, 30),
@@ -50,11 +41,8 @@ ROWS: list[tuple[dict[str, Any], int]] = [
     ({"type": ["odd"], "status": "completed"}, count_json({"type": ["odd"]})),
     ({"role": "user", "content": {"type": "input_text", "text": TEXT}}, TEXT_TOKENS),
     ({"role": "user", "content": 12}, count_text("12")),
-    (
-        {"role": "user", "content": [{"type": "new", "x": {1}}, 3]},
-        count_text('{"type":"new","x":"{1}"}3'),
-    ),
-]
+    ({"role": "user", "content": [{"type": "new", "x": {1}}, 3]}, count_text('{"type":"new","x":"{1}"}3')),
+]  # fmt: skip
 
 
 @for_each(("item", "tokens"), ROWS)

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
+from for_each import for_each
 from kedge.server.models import PracticeModel
 from kedge.store.summaries import load_exchanges
 from kedge.text.display import format_size
@@ -247,7 +248,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield page
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "body", "status", "code"),
     [
         ("/api/conversations", {"titel": "x"}, 422, "invalid"),

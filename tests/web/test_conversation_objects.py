@@ -50,9 +50,7 @@ def test_a_deletion_includes_the_object(page: PageServer) -> None:
     assert has_object(page, other)
 
 
-def test_a_scheduled_deletion_includes_the_object(
-    page: PageServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_later_deletion_has_the_object(page: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The object is deleted when the time for undo is over."""
     monkeypatch.setattr(deletions, "POLL_SECONDS", 0.01)
     conversation, object_id = create_in_object(page)

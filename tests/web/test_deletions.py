@@ -61,9 +61,7 @@ class WatchedStore(Store):
         return result
 
 
-async def test_deletion_is_repeated_while_the_store_is_busy(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_busy_deletion_is_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A deletion that fails is logged, and tried again until the store is free."""
     path = tmp_path / "busy.db"
     async with open_store(f"sqlite:///{path}", wait_seconds=0.01) as opened:

@@ -5,8 +5,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from for_each import for_each
 from kedge.store import ConversationRow
 from kedge.store.summaries import ConversationSummary
@@ -119,7 +117,7 @@ def test_status_of_conversation(tmp_path: Path) -> None:
         assert status() == "active"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("until", "expected"), [(None, "active"), (300_000.0, "active"), (50_000.0, "expiring"), (9.0, "expired")]
 )  # fmt: skip
 def test_conversation_is_expiring_within_a_day(until: float | None, expected: str) -> None:

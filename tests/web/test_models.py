@@ -35,9 +35,7 @@ def count_nodes(page: PageServer, name: str) -> int:
     return len(page.get(f"/api/conversations/{name}/chain")["nodes"])
 
 
-def test_conversation_continues_with_its_own_provider(
-    empty_page: PageServer, openai: TestServer
-) -> None:
+def test_conversation_keeps_its_provider(empty_page: PageServer, openai: TestServer) -> None:
     """The page connects to the conversation's provider by name and records it with the response."""
     name = create_elsewhere(empty_page, "openai:practice")
     sent = len(openai.requests)
@@ -86,9 +84,7 @@ def test_missing_api_key_is_reported_before_writing(
     assert (last["response"]["provider"], last["response"]["model"]) == ("responses", "practice")
 
 
-def test_stored_server_address_is_never_used(
-    empty_page: PageServer, kedge_server: TestServer
-) -> None:
+def test_stored_address_is_never_used(empty_page: PageServer, kedge_server: TestServer) -> None:
     """A conversation with another server is shown, but a turn with its model is rejected."""
     address = f"responses:{kedge_server.base_url}#practice"
     name = create_elsewhere(empty_page, address, recorded=address)

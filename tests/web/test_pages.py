@@ -281,9 +281,7 @@ def test_login_form_sets_session_cookie(tmp_path: Path) -> None:
         assert client.post("/logout", follow_redirects=False).status_code == 303
 
 
-def test_requests_are_logged_without_content(
-    page: PageServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_has_no_content(page: PageServer, caplog: pytest.LogCaptureFixture) -> None:
     """The log has path, status and request id, but no search terms; health checks and polling are at DEBUG."""
     with caplog.at_level("DEBUG", "kedge.access"):
         for path in ("/healthz", "/static/page.css", "/static/none.css"):

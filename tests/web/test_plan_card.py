@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
+from for_each import for_each
 from kedge import Conversation, connect, open_store
 from kedge.planning import get_state
 from kedge.store import RequestRecord
@@ -16,7 +15,7 @@ from kedge.web.service import ConversationService
 from kedge.web.shapes import format_headline
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("anchor", "sent", "saved", "sentence"),
     [
         ("", 1, 0, "Sent 1 message."),
@@ -26,9 +25,7 @@ from kedge.web.shapes import format_headline
         ("resp_1", 2, 0, "Sent 2 new messages."),
     ],
 )
-def test_summary_counts_sent_and_stored_blocks(
-    anchor: str, sent: int, saved: int, sentence: str
-) -> None:
+def test_summary_counts_blocks(anchor: str, sent: int, saved: int, sentence: str) -> None:
     """The summary counts new and already stored messages, with the singular for one message."""
     row = RequestRecord(
         provider="practice", scope="", anchor=anchor, sent_blocks=sent, saved_blocks=saved

@@ -66,9 +66,7 @@ def test_markdown_is_rendered_in_a_thread(
     assert f"<strong>held{' cell' * is_workflow}</strong>" in html
 
 
-def test_branches_are_compared_in_a_thread(
-    page: PageServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_comparison_is_in_a_thread(page: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """While two branches are compared, other requests are answered."""
     name = page.create_conversation("a", "b")
     held = HeldWork()

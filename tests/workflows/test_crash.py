@@ -62,7 +62,7 @@ async def test_workflow_resumes_from_every_event(kind: str, scripted: Any, tmp_p
 
 
 @pytest.mark.parametrize(("kind", "at"), [("refine", 6), ("debate", 5)])
-async def test_killed_process_is_continued_by_another(
+async def test_killed_process_is_continued(
     kind: str, at: int, scripted: Any, tmp_path: Path
 ) -> None:
     """After SIGKILL between two steps, the next process sends only the remaining requests."""
@@ -78,7 +78,7 @@ async def test_killed_process_is_continued_by_another(
 
 
 @pytest.mark.parametrize(("kind", "at"), [("refine", 2), ("steps", 2)])
-async def test_unsaved_answer_is_requested_again(
+async def test_unsaved_answer_is_repeated(
     kind: str, at: int, scripted: Any, tmp_path: Path
 ) -> None:
     """After SIGKILL within a step, only the answer that was not stored is requested again."""

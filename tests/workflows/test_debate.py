@@ -102,9 +102,7 @@ async def test_more_than_two_sides(store: Store, scripted: Any, connected: Any) 
     assert (await load_workflow(store, result.workflow)).status == "undecided"
 
 
-async def test_failed_side_does_not_stop_the_others(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_failed_side_stops_no_other(store: Store, scripted: Any, connected: Any) -> None:
     """Arguments of the other sides are stored, and are not requested again when the debate continues."""
     tea, coffee = scripted(*TEA), scripted(*COFFEE)
     sides = [Side("tea", connected(tea)), Side("coffee", connected(coffee))]
@@ -147,9 +145,7 @@ async def test_judge_receives_all_arguments(store: Store, scripted: Any, connect
     assert [type(each).__name__ for each in events].count("RoundRuled") == 2
 
 
-async def test_sides_may_use_different_protocols(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_sides_may_differ_in_protocol(store: Store, scripted: Any, connected: Any) -> None:
     """One side may use the Responses API with chaining, another Chat Completions without it."""
     tea, coffee = scripted(*TEA), scripted(*COFFEE)
     chat = connect(f"chat:{coffee.base_url}#practice", max_retries=0)

@@ -40,9 +40,7 @@ def guess_eight(answer: str) -> Verdict:
     return Verdict(passed=False, critique=critique, score=number / 8)
 
 
-async def test_each_round_is_sent_with_the_critique(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_rounds_have_the_critique(store: Store, scripted: Any, connected: Any) -> None:
     """Each round chains on the last answer with its critique, up to a maximum; a stored result is not run again."""
     server = scripted(*WARMER)
     engine = connected(server)
@@ -70,9 +68,7 @@ async def test_each_round_is_sent_with_the_critique(
     assert (await load_workflow(store, result.workflow)).status == "failed"
 
 
-async def test_judge_function_may_return_any_verdict_value(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_values_of_a_verdict(store: Store, scripted: Any, connected: Any) -> None:
     """A judge may return a boolean, a score, or a critique that is empty if the answer passes, and nothing else."""
     engine = connected(scripted())
     opinions = [(True, True), (False, False), (1.0, True), (0.4, False), ("", True), ("No.", False)]
@@ -141,9 +137,7 @@ async def test_model_judge_has_its_own_chain(store: Store, scripted: Any, connec
     assert [chain.role for chain in workflow.chains] == ["author", "judge"]
 
 
-async def test_unreadable_verdict_is_requested_again(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_unreadable_verdict_is_repeated(store: Store, scripted: Any, connected: Any) -> None:
     """The workflow fails after three invalid verdicts, and requests one more when resumed."""
     bench = scripted({"when": "Write the whole answer again", "say": "Well…"}, {"say": "Hmm."})
     judge = ModelJudge(connected(bench), "It is good.")
@@ -161,9 +155,7 @@ async def test_unreadable_verdict_is_requested_again(
     assert len(server.requests) == 1
 
 
-async def test_existing_conversation_is_refined(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_conversation_is_refined(store: Store, scripted: Any, connected: Any) -> None:
     """Earlier messages are part of the chain, and the conversation can continue afterwards."""
     conversation = await Conversation.create(connected(scripted()), store=store, data={"mine": 1})
     await conversation.send("My ship is the Argo.")
@@ -180,9 +172,7 @@ async def test_existing_conversation_is_refined(
     assert (await store.conversation(conversation.id)).data["mine"] == 1
 
 
-async def test_conversation_has_several_workflows(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_several_workflows(store: Store, scripted: Any, connected: Any) -> None:
     """Each workflow has its own record of task, verdicts, status and exchanges."""
     conversation = await Conversation.create(connected(scripted()), store=store)
     await conversation.send("My ship is the Argo.")
@@ -230,9 +220,7 @@ async def test_watch_receives_every_event(store: Store, scripted: Any, connected
     assert [type(each) for each in events] == [WorkflowStarted, *one, *one, WorkflowFinished]
 
 
-async def test_two_runners_continue_with_one_verdict(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_two_runners_share_one_verdict(store: Store, scripted: Any, connected: Any) -> None:
     """The verdict that is stored first counts for both, and the workflow can be resumed."""
     server = scripted(*WARMER)
     engine = connected(server)
@@ -260,9 +248,7 @@ async def test_two_runners_continue_with_one_verdict(
     assert (await load_workflow(store, "both")).status == "passed"
 
 
-async def test_copies_of_a_conversation_are_not_part_of_the_workflow(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_copies_are_not_in_the_workflow(store: Store, scripted: Any, connected: Any) -> None:
     """Forks, copies and equal tags are no part of a workflow; data of an application under its name is unchanged."""
     engine = connected(scripted({"say": "2"}))
     for own in (None, await Conversation.create(engine, store=store, title="Mine")):

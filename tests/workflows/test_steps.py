@@ -31,9 +31,7 @@ PIPELINE = (
 )
 
 
-async def test_results_are_typed_and_used_in_the_next_prompt(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_results_are_used_in_next_prompt(store: Store, scripted: Any, connected: Any) -> None:
     """Each step chains on the previous one, and its prompt may contain earlier results."""
     server = scripted(*ANSWERS)
     result = await steps(
@@ -52,9 +50,7 @@ async def test_results_are_typed_and_used_in_the_next_prompt(
         result["nothing"]
 
 
-async def test_invalid_answer_is_requested_again(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_invalid_answer_is_repeated(store: Store, scripted: Any, connected: Any) -> None:
     """A correction with the problem is sent, and the pipeline continues with the valid answer."""
     server = scripted(
         {"when": "does not have the form", "say": '{"ship": "Argo", "days": 3}'},
@@ -69,9 +65,7 @@ async def test_invalid_answer_is_requested_again(
     assert len(server.requests) == 3
 
 
-async def test_step_fails_after_invalid_answers(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_invalid_answers_fail_a_step(store: Store, scripted: Any, connected: Any) -> None:
     """After the maximum number of attempts, the error has the id of the stored workflow."""
     server = scripted({"say": "No."})
     step = Step("voyage", "Plan a voyage.", {"type": "object", "required": ["ship"]}, attempts=2)
@@ -101,9 +95,7 @@ async def test_attempts_are_reported(store: Store, scripted: Any, connected: Any
     assert last.critique == "- I do not sail."
 
 
-async def test_failed_step_is_retried_on_resume(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_failed_step_is_retried(store: Store, scripted: Any, connected: Any) -> None:
     """Stored answers are not requested again, and further attempts are made."""
     step = Step("voyage", "Plan a voyage.", Voyage, attempts=2)
     with pytest.raises(WorkflowFailed) as exc_info:
@@ -117,9 +109,7 @@ async def test_failed_step_is_retried_on_resume(
     assert (await load_workflow(store, workflow)).status == "finished"
 
 
-async def test_pipeline_can_be_part_of_a_conversation(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_pipeline_in_a_conversation(store: Store, scripted: Any, connected: Any) -> None:
     """Steps of an existing conversation have its earlier messages as context."""
     conversation = await Conversation.create(connected(scripted()), store=store)
     await conversation.send("My ship is the Argo.")
@@ -129,9 +119,7 @@ async def test_pipeline_can_be_part_of_a_conversation(
     assert (workflow.kind, workflow.status) == ("steps", "finished")
 
 
-async def test_finished_steps_are_read_from_the_store(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_finished_steps_are_stored(store: Store, scripted: Any, connected: Any) -> None:
     """Running a finished workflow again sends no request."""
     server = scripted(*ANSWERS)
     engine = connected(server)

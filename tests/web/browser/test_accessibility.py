@@ -59,22 +59,20 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
                 "/v1/responses", json={"model": "practice", "input": "Hi"}
             ).is_success
         compared = f"left={turn['node']}&right={chain['head']}"
+        path = f"/conversations/{name}"
         yield (
             page,
             {
+                **{name: f"/{name}" for name in ("dashboard", "workflows", "requests", "login")},
                 "list": "/",
                 "search": "/?q=hello",
-                "conversation": f"/conversations/{name}",
-                "code": f"/conversations/{code}",
-                "plan": f"/conversations/{name}/plans/{turn['node']}",
-                "compare": f"/conversations/{name}/compare?{compared}",
-                "dashboard": "/dashboard",
-                "workflows": "/workflows",
-                "workflow": f"/workflows/{workflow}",
-                "requests": "/requests",
                 "request": "/requests/1",
-                "login": "/login",
                 "error": "/nowhere",
+                "conversation": path,
+                "code": f"/conversations/{code}",
+                "plan": f"{path}/plans/{turn['node']}",
+                "compare": f"{path}/compare?{compared}",
+                "workflow": f"/workflows/{workflow}",
             },
         )
 

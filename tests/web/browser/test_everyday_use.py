@@ -66,9 +66,7 @@ def test_new_conversation_takes_what_is_typed(page: PageServer, open_tab: OpenTa
 
 
 @pytest.mark.parametrize("selector", ["", ".rows a", ".said.user .prose"])
-def test_shortcuts_never_take_typed_text(
-    page: PageServer, open_tab: OpenTab, selector: str
-) -> None:
+def test_shortcuts_take_no_text(page: PageServer, open_tab: OpenTab, selector: str) -> None:
     """Text typed in an existing conversation is a message, whatever was clicked before."""
     tab = open_tab(page, f"/conversations/{page.create_conversation('First', 'Second')}")
     before = read_theme(tab)
@@ -137,9 +135,7 @@ def test_code_is_highlighted(page: PageServer, open_tab: OpenTab) -> None:
         assert len(colors) == 3
 
 
-def test_recent_conversations_are_beside_the_chat(
-    empty_page: PageServer, open_tab: OpenTab
-) -> None:
+def test_recent_conversations_are_listed(empty_page: PageServer, open_tab: OpenTab) -> None:
     """A conversation lists the recent ones, marks itself, and links to the others."""
     other = empty_page.create_conversation("About lighthouses")
     name = empty_page.create_conversation("About harbours", title="Harbours")
@@ -206,9 +202,7 @@ def test_compare_options_say_what_differs(page: PageServer, open_tab: OpenTab) -
     )
 
 
-def test_dashboard_names_conversations_and_explains_figures(
-    empty_page: PageServer, open_tab: OpenTab
-) -> None:
+def test_dashboard_explains_figures(empty_page: PageServer, open_tab: OpenTab) -> None:
     """Conversations have names, single points are visible, and each figure has a tooltip."""
     tab = open_tab(empty_page, "/")
     tab.get_by_role("button", name="New conversation").first.click()

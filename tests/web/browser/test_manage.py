@@ -16,9 +16,7 @@ def manage(tab: Page, action: str, label: str = "", text: str = "") -> None:
         tab.get_by_role("button", name="Save").click()
 
 
-def test_conversation_is_renamed_tagged_archived_and_deleted(
-    open_tab: OpenTab, empty_page: PageServer
-) -> None:
+def test_conversation_is_managed(open_tab: OpenTab, empty_page: PageServer) -> None:
     """Each change is shown on the conversation page, and a deletion can be undone."""
     name = empty_page.create_conversation("Tell me about lighthouses")
     tab = open_tab(empty_page, f"/conversations/{name}")
@@ -38,9 +36,7 @@ def test_conversation_is_renamed_tagged_archived_and_deleted(
     assert (row["title"], row["tags"]) == ("Lighthouses", ["sea", "towers"])
 
 
-def test_several_conversations_are_changed_at_once(
-    open_tab: OpenTab, empty_page: PageServer
-) -> None:
+def test_several_are_changed_at_once(open_tab: OpenTab, empty_page: PageServer) -> None:
     """Conversations selected in the list are tagged, filtered, deleted, restored and archived."""
     for title in ("One", "Two", "Three"):
         empty_page.create_conversation("Hello", title=title)

@@ -48,9 +48,7 @@ def test_stopped_answer_is_stored_and_can_be_retried(
     expect(tab.locator(".rows [aria-current]")).to_contain_text("head")
 
 
-def test_answer_continues_after_reload_and_any_tab_can_stop_it(
-    browser: Browser, gated: PageServer, gate: GatedModel
-) -> None:
+def test_answer_continues_anywhere(browser: Browser, gated: PageServer, gate: GatedModel) -> None:
     """After a reload the page attaches to the run again, and a second tab shows it as well."""
     with open_context(browser) as context:
         watched_tab = WatchedTab(context, gated.url)
