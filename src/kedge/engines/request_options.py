@@ -263,10 +263,12 @@ def build_input(plan: RequestPlan) -> list[dict[str, Any]]:
     A call that the server generated itself is not in the input of the request with its result, which keeps its id.
     """
     items = plan.input()
-    ids = (item["call_id"] for item in items if item["type"] in CALL_ARGUMENTS)
-    long = [each for each in ids if len(each) > MAX_CALL_ID_LENGTH]
-    shorter = {each: {"call_id": hash_call_id(f"kedge.call/1  {each}")} for each in long}
-    return [item | shorter.get(item.get("call_id"), {}) for item in items] if shorter else items
+    shorter: dict[str, dict[str, str]] = {}
+    for item in items:
+        if item["type"] in CALL_ARGUMENTS and len(item["call_id"]) > MAX_CALL_ID_LENGTH:
+            name = hash_call_id(f"kedge.call/1  {item['call_id']}")
+            shorter[item["call_id"]] = {"call_id": name}
+    return [item | shorter.get(item.get("call_id", ""), {}) for item in items] if shorter else items
 
 
 _PREFIX = b'"tools":'

@@ -5,16 +5,15 @@ fetched by its id and never requested again: as a stream from the event after th
 object once it has ended.
 """
 
-import json
 from collections.abc import AsyncGenerator
 
 from anyio import sleep
 
+from kedge.engines.http_errors import parse_object
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, RequestRefused, StreamCut
 from kedge.events.responses import RUNNING, ResponsesDecoder
 from kedge.security.urls import quote_segment
-from kedge.text.json_text import escape_surrogates
 
 POLL_SECONDS = (0.2, 5.0)
 """The first and the longest pause between two requests for a response that has not ended."""
@@ -34,12 +33,13 @@ async def fetch_response(transport: Transport, response_id: str, *, wait: bool) 
     """Return a response, with ``wait`` when it has ended."""
     pause, longest = POLL_SECONDS
     while True:
-        found = await transport.request_json("get", f"/responses/{quote_segment(response_id)}")
-        if not wait or found.get("status") not in RUNNING:
-            # Not longer than it arrived, which was within the limit.
-            text = escape_surrogates(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
-            client = transport.client
-            return RawResponse(client, client.errors, _yield_once(text.encode()), lambda: None)
+        reply = await transport.send(f"/responses/{quote_segment(response_id)}", method="GET")
+        if not wait:
+            return reply
+        content = await reply.read()
+        if parse_object(content).get("status") not in RUNNING:
+            source = _yield_once(content)
+            return RawResponse(reply.client, reply.errors, source, lambda: None, reply.headers)
         await sleep(pause)
         pause = min(pause * 1.5, longest)
 

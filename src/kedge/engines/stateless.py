@@ -232,5 +232,4 @@ class MessageRenderer(ABC):
 
 
 def _is_output(block: turns.Block) -> bool:
-    is_message = isinstance(block, turns.AssistantBlock | turns.ToolCallBlock)
-    return is_message or isinstance(block, turns.ReasoningBlock | turns.OpaqueBlock)
+    return block.kind in ("assistant", "tool_call", "reasoning", "opaque")

@@ -78,12 +78,10 @@ def resolve_limit(max_bytes: int | None = None) -> int:
     return int(text)
 
 
-async def read_start(
-    chunks: AsyncIterable[bytes], read_errors: tuple[type[Exception], ...]
-) -> bytes:
+async def read_start(chunks: AsyncIterable[bytes], errors: tuple[type[Exception], ...]) -> bytes:
     """Return the start of an error's body, as far as it can be read."""
     body = bytearray()
-    with suppress(*read_errors):
+    with suppress(*errors):
         async for chunk in chunks:
             body += chunk
             if len(body) > MAX_ERROR_BYTES:

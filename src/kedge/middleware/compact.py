@@ -72,8 +72,8 @@ class _CompactMiddleware(BaseMiddleware):
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events, and those of compaction before and after."""
         request = structs.replace(request, params={**self._params(), **request.params})
-        tools: Any = {"engine": self.engine, "counter": self.counter, "filters": request.filters}
-        shorten = partial(compact_turn, compactor=self.compactor, **tools)
+        means: Any = {"engine": self.engine, "counter": self.counter, "filters": request.filters}
+        shorten = partial(compact_turn, compactor=self.compactor, **means)
         if self._is_long_resend(turn):
             turn, result = await shorten(turn, occasion="resend")
             yield TurnCompacted(result, "resend")
