@@ -131,7 +131,9 @@ def test_earlier_state_does_not_change_the_bytes() -> None:
             state = state_from_turn(turn, "openai", 0)
             data = encode_state(state, earlier)
             assert data == encode_state(structs.replace(state))
-            earlier = rng.choice([state, earlier, decode_state(data, "openai")])
+            decoded = decode_state(data, "openai")
+            assert isinstance(decoded, ChatState)
+            earlier = rng.choice([state, earlier, decoded])
 
 
 def change_turn(rng: random.Random, turn: Turn, number: int) -> Turn:

@@ -148,7 +148,7 @@ TAMPERED = {
     "no head": lambda form: form.get("conversation", {}).update(head=None),
     "a text as a time": lambda form: form.get("conversation", {}).update(updated_at="soon"),
     "an endless time as a text": lambda form: form.get("conversation", {}).update(created_at="inf"),
-    "a time above all bounds": lambda form: form.get("response", {}).update(created_at=1e300),
+    "a time above all bounds": lambda form: form.get("response", {}).update(created_at=2.0**63),
     "a key that is no text": lambda form: form.get("conversation", {}).update(
         claims=[{"key": 5, "about": "", "asked": None, "answer": None}]
     ),
@@ -157,6 +157,7 @@ TAMPERED = {
     "an unknown mode": lambda form: form.get("conversation", {}).update(mode="bogus"),
     "a negative retention": lambda form: form.get("conversation", {}).update(retention=-5),
     "an endless time": lambda form: form.get("node") == 1 and form.update(created_at=math.inf),
+    "a time of 64 bits": lambda form: form.get("node") == 1 and form.update(created_at=2.0**63),
     "a text as a count": lambda form: form.get("response", {}).update(input_tokens="many"),
     "a huge count": lambda form: form.get("response", {}).update(input_tokens=10**30),
     "a node of its own": lambda form: form.get("response", {}).update(node=1),
