@@ -161,6 +161,13 @@ class Chunks(httpx2.SyncByteStream, httpx2.AsyncByteStream):
         self.is_closed = True
 
 
+class Unreadable(Chunks):
+    """The body of a response that cannot be iterated at all."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise httpx2.ReadError("cut")
+
+
 @for_each("index", [BrokenIndex(), ForgetfulIndex()])
 def test_a_failing_index_does_not_affect_the_program(index: AnchorIndex) -> None:
     """The request is sent as written, and its answer is returned."""
@@ -245,7 +252,7 @@ def test_a_redirected_request_is_planned_for_its_last_address() -> None:
 
 async def test_a_broken_response_is_closed() -> None:
     """The error has the program's own request, as without Kedge, and the response is closed."""
-    stream, other_stream = Chunks(is_cut=True), Chunks(is_cut=True)
+    stream, other_stream = Unreadable(), Chunks(is_cut=True)
     with make_client(answer_chained(200, stream=stream)) as http:
         post(http, 1)
         with pytest.raises(httpx2.ReadError) as exc_info:
