@@ -38,7 +38,6 @@ from kedge.engines import (
     to_output_schema,
     unwrap,
 )
-from kedge.engines.output_schema import SchemaMismatch
 from kedge.engines.reply import answer_text, read_output
 from kedge.engines.request_log import CostFunction
 from kedge.engines.request_options import RequestOptions
@@ -49,6 +48,7 @@ from kedge.middleware.compose import StackSettings, check_stack, with_default_mi
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.anchors import check_choice, validate_seconds
 from kedge.providers import connect
+from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.open import share_store
 from kedge.store.records import NodeKind, new_row

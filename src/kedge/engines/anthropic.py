@@ -16,7 +16,6 @@ from typing import Any, ClassVar, cast
 from kedge import turns
 from kedge.engines import param_rules
 from kedge.engines.base import Request
-from kedge.engines.json_schema import has_type, is_open_ended, map_subschemas
 from kedge.engines.param_rules import Members, ParamRule, ParamRules
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.request_options import Params
@@ -26,6 +25,7 @@ from kedge.errors import UnsupportedBlock, UnsupportedParameter
 from kedge.events.anthropic import REDACTED_REASONING, AnthropicDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
 from kedge.planning.digests import CITATIONS
+from kedge.schemas.json_schema import has_type, is_open_ended, map_subschemas
 from kedge.turns import Turn
 from kedge.turns.attachments import split_data_url
 from kedge.turns.frozen_json import thaw

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from msgspec.structs import replace
 from typing_extensions import TypeForm, TypeVar
 
-from kedge.engines.output_schema import OutputSchema
 from kedge.engines.reply import Reply, run_until_valid
 from kedge.engines.request_options import (
     ContentFilter,
@@ -33,6 +32,7 @@ from kedge.errors import InvalidTurn, describe_type
 from kedge.event_loops import AsyncResource
 from kedge.events import Event
 from kedge.planning import AnchorRecord, RequestPlan, find_running
+from kedge.schemas.output_schema import OutputSchema
 from kedge.turns import Turn
 
 if TYPE_CHECKING:

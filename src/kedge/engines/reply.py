@@ -16,7 +16,6 @@ from typing_extensions import TypeVar
 
 from kedge import turns
 from kedge.engines.heal_rules import is_format_rejected
-from kedge.engines.output_schema import OutputSchema, SchemaMismatch
 from kedge.engines.request_log import record_healing
 from kedge.errors import OutputInvalid, OutputRefused, RequestRefused
 from kedge.events import Event, Usage
@@ -25,6 +24,7 @@ from kedge.events.request_record import RequestRecord, sum_usage
 from kedge.events.run import TurnFinished
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan, find_problems, find_running
+from kedge.schemas.output_schema import OutputSchema, SchemaMismatch
 from kedge.turns import Turn
 from kedge.turns.turn import find_answer_blocks
 

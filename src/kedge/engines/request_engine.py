@@ -25,7 +25,6 @@ from kedge import errors, planning
 from kedge.engines.base import Engine, Events, Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.http_errors import get_request_id, is_permanent_failure
-from kedge.engines.json_schema import infer_tool_name
 from kedge.engines.prompt_cache import PromptHead, PromptMonitor
 from kedge.engines.request_log import record_calls, record_error, record_healing
 from kedge.engines.request_options import check_params
@@ -41,6 +40,7 @@ from kedge.observe import count, get_logger, measure
 from kedge.planning import CacheRules, Mode, RequestPlan
 from kedge.planning.anchors import validate_mode
 from kedge.planning.render import measure_full_body
+from kedge.schemas.json_schema import infer_tool_name
 from kedge.turns import Turn, system
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 import msgspec
 from msgspec.structs import force_setattr
 
-from kedge.engines.output_schema import OutputSchema, to_output_schema
 from kedge.errors import InvalidSetting, UnsupportedParameter
 from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import AnchorRecord, Mode, RequestPlan
 from kedge.planning.anchors import validate_mode
+from kedge.schemas.output_schema import OutputSchema, to_output_schema
 from kedge.turns import Block, SystemBlock, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, compute_once, thaw, wrap_copy
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 from msgspec.structs import replace
 from typing_extensions import TypeVar
 
-from kedge.engines.output_schema import OutputSchema
 from kedge.engines.reply import Reply, answer_text
 from kedge.engines.request_log import RequestLog
 from kedge.engines.request_options import Request
@@ -23,6 +22,7 @@ from kedge.events.request_record import keep_request, sum_usage
 from kedge.events.run import AnswerFinished, TurnFinished
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.planning import RequestPlan, get_state, record_response
+from kedge.schemas.output_schema import OutputSchema
 from kedge.turns import Block, Turn
 
 if TYPE_CHECKING:

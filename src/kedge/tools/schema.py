@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 import msgspec
 from typing_extensions import TypedDict
 
-from kedge.engines.json_schema import (
+from kedge.errors import InvalidArguments, InvalidTool, find_similar
+from kedge.schemas.json_schema import (
     JSONSchema,
     adapt_type,
     format_path,
@@ -25,7 +26,6 @@ from kedge.engines.json_schema import (
     schema_generator,
     to_strict_schema,
 )
-from kedge.errors import InvalidArguments, InvalidTool, find_similar
 from kedge.tools.signature import REQUIRED, ToolArgument, ToolSignature, strip_annotated
 from kedge.turns import FrozenMap, ToolCallBlock
 from kedge.turns.frozen_json import EMPTY, thaw

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from kedge.engines.output_schema import CORRECTION_ORIGIN
 from kedge.errors import NotInStore
+from kedge.schemas.output_schema import CORRECTION_ORIGIN
 from kedge.store import ConversationRow, Store
 from kedge.turns import AssistantBlock, UserBlock
 from kedge.turns.frozen_json import EMPTY, FrozenMap

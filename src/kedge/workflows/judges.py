@@ -16,10 +16,10 @@ import msgspec
 
 from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema
-from kedge.engines.output_schema import SchemaMismatch
 from kedge.errors import InvalidWorkflow
 from kedge.event_loops import await_value
 from kedge.events import Usage
+from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import Store
 from kedge.text.display import first_line
 from kedge.turns.frozen_json import FrozenMap

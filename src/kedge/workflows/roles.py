@@ -16,7 +16,6 @@ from msgspec.structs import asdict, replace
 from kedge.conversation import Conversation, ConversationSettings, Reply
 from kedge.conversation.lookup import find_redo_target
 from kedge.engines import Engine, OutputSchema, to_output_schema
-from kedge.engines.output_schema import CORRECTION_ORIGIN
 from kedge.errors import (
     HeadConflict,
     InvalidSetting,
@@ -28,6 +27,7 @@ from kedge.errors import (
 )
 from kedge.events import Usage
 from kedge.events.run import OutputRejected
+from kedge.schemas.output_schema import CORRECTION_ORIGIN
 from kedge.store import ConversationRow, Store
 from kedge.turns import new_id, user
 from kedge.turns.frozen_json import FrozenMap, thaw

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema
-from kedge.engines.output_schema import SchemaMismatch
 from kedge.errors import InvalidJSON, InvalidWorkflow, WorkflowFailed
+from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import Store
 from kedge.turns.frozen_json import freeze_map
 from kedge.workflows.results import (

@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from for_each import for_each
-from kedge.engines.json_schema import list_subschemas
-from kedge.engines.output_schema import OutputSchema, SchemaMismatch, to_output_schema
 from kedge.errors import InvalidSetting
+from kedge.schemas.json_schema import list_subschemas
+from kedge.schemas.output_schema import OutputSchema, SchemaMismatch, to_output_schema
 from kedge.tools import Toolbox
 
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Generic, cast, get_origin
 import msgspec
 from typing_extensions import TypeVar
 
-from kedge.engines import json_schema
-from kedge.engines.json_schema import DEFINITIONS_PATH, format_path
 from kedge.errors import InvalidSetting
+from kedge.schemas import json_schema
+from kedge.schemas.json_schema import DEFINITIONS_PATH, format_path
 from kedge.turns import UserBlock, user
 from kedge.turns.frozen_json import FrozenMap, thaw
 

@@ -9,13 +9,13 @@ import pytest
 from pydantic import BaseModel, Field
 
 from for_each import for_each
-from kedge.engines.json_schema import (
+from kedge.errors import InvalidArguments, InvalidTool
+from kedge.schemas.json_schema import (
     DROPPED_KEYWORDS,
     UNSUPPORTED_KEYWORDS,
     list_subschemas,
     to_strict_schema,
 )
-from kedge.errors import InvalidArguments, InvalidTool
 from kedge.tools.schema import FunctionSchema, build_function_schema
 from kedge.tools.signature import parse_signature
 from kedge.turns import tool_call

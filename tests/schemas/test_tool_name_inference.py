@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from for_each import for_each
-from kedge.engines import json_schema
-from kedge.engines.json_schema import infer_tool_name
+from kedge.schemas import json_schema
+from kedge.schemas.json_schema import infer_tool_name
 
 TOOLS: list[dict[str, Any]] = [
     {
