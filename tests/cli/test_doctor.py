@@ -159,6 +159,7 @@ def test_databases_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("KEDGE_SERVE_DB", str(file))
     with sqlite3.connect(file) as database:
         database.execute("CREATE TABLE mine (x)")
+    database.close()
     before = file.read_bytes()
     assert "has tables of another program" in run_doctor()[1]["server.db"]["found"]
     assert file.read_bytes() == before
@@ -168,6 +169,7 @@ def test_databases_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert f"schema {SCHEMA_VERSION}" in run_doctor()[1]["server.db"]["found"]
     with sqlite3.connect(file) as database:
         database.execute("UPDATE kedge_server_schema SET version = 3")
+    database.close()
     found = run_doctor()[1]["server.db"]
     assert "older version of Kedge (schema 3" in found["found"]
     assert "another --db" in found["advice"]
