@@ -35,7 +35,8 @@ RETENTIONS: Mapping[str, float] = {"24h": 86_400.0}
 """Lifetimes by ``prompt_cache_retention``; other values have the default lifetime."""
 MAX_LOOKBACK = 20
 """Content blocks before a breakpoint that are compared with cached prefixes."""
-MAX_ENTRIES = 100_000
+MAX_ENTRIES = 20_000
+"""The maximum number of cached prefixes, which take 6 MB."""
 RENEWAL_SHARE = 0.1
 """The share of their lifetime for which the prefixes of a cached prompt are not renewed again.
 
