@@ -27,7 +27,7 @@ from kedge.memory.evidence import (
 from kedge.planning import RequestPlan
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
-from kedge.turns import Turn, image, user
+from kedge.turns import Turn, image, system, user
 from normalization import expected_context, normalize_items
 
 STREAMING = pytest.mark.parametrize("streaming", [True, False])
@@ -252,6 +252,38 @@ async def test_counts_of_a_trusted_server_are_only_reported(streaming: bool) -> 
             reports.append([type(each) for each in find_losses(events)])
     assert reports == [[], [ServerForgot]] * 3
     assert ["previous_response_id" in body for body in server.bodies] == [False, True] * 3
+
+
+def replace_clock(turn: Turn, hour: int) -> Turn:
+    """Return the Turn with instructions that contain the time."""
+    return Turn([system(f"It is {hour} o'clock."), *turn.body], data=turn.data)
+
+
+@STREAMING
+async def test_a_loss_is_reported_after_a_change_of_the_instructions(streaming: bool) -> None:
+    """The count of an anchor with other instructions cannot be compared, but the context has a minimum of its own."""
+    server = MemoryServer(stores=False)
+    async with connect_to(server.handle, trust="always", clock=FakeClock()) as engine:
+        turn, reports = Turn(), list[list[type[Event]]]()
+        for number in range(4):
+            edited = replace_clock(turn, number)
+            text = ORDINARY.format(number)
+            turn, events = await talk(engine, edited, text, streaming=streaming)
+            reports.append([type(each) for each in find_losses(events)])
+    assert reports == [[], [ServerForgot]] * 2
+
+
+@STREAMING
+async def test_a_change_of_the_instructions_is_no_loss(streaming: bool) -> None:
+    """A trusted server that remembers is not accused: also not if the conversation was compacted, or shortened."""
+    server = MemoryServer()
+    async with connect_to(server.handle, trust="always", clock=FakeClock()) as engine:
+        turn = Turn()
+        for number in range(4):
+            edited = replace_clock(turn, number)
+            turn, events = await talk(engine, edited, "x" * 3_000, streaming=streaming)
+            assert find_losses(events) == []
+    assert ["previous_response_id" in body for body in server.bodies] == [False, True, True, True]
 
 
 @STREAMING

@@ -199,7 +199,7 @@ def count_response(
     if usage is None or sent is None or usage.input_tokens <= 0:
         return None
     answer = measure_blocks(outcome.blocks, crude=not sent.tokens)
-    is_constant = plan.is_full and usage.input_tokens + usage.cached_tokens < sent.lower
+    is_constant = plan.is_full and lacks_text(usage, sent)
     if is_constant or 0 < usage.output_tokens < int(answer.lower * sent.share):
         return None  # fewer tokens than the text has
     reasoning = 0
@@ -252,6 +252,13 @@ def judge_usage(usage: Usage | None, base: TokenCounts | None, sent: SentTokens 
     if missing:
         return "partial" if remembers else "lost"
     return "remembered" if remembers else ""
+
+
+def lacks_text(usage: Usage | None, context: SentTokens | None) -> bool:
+    """Return whether the server counted fewer tokens than the texts of a context have, however it counts them."""
+    if usage is None or usage.input_tokens <= 0 or context is None:
+        return False
+    return usage.input_tokens + usage.cached_tokens < context.lower
 
 
 def expected_tokens(base: TokenCounts, sent: SentTokens) -> int:
