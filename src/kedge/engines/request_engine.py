@@ -502,8 +502,8 @@ class RequestEngine(Engine):
         """
         if outcome.status not in ("completed", "incomplete", "running"):
             return turn
-        is_running, problem = outcome.status == "running", ""
-        blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
+        is_running, is_complete = outcome.status == "running", outcome.status == "completed"
+        blocks, problem = outcome.blocks if is_complete else outcome.whole_blocks, ""
         if is_running:
             blocks = ()
         elif not outcome.response_id:
@@ -521,7 +521,7 @@ class RequestEngine(Engine):
                 count("responses_without_id_total")
             return turn.append(*planning.tag_blocks(blocks, outcome.response_id))
         status: planning.Status = "running" if is_running else "incomplete"
-        if outcome.completed:
+        if is_complete:
             status = "lost" if lost else "completed"
         log.debug("the response is %s", status, response_id=outcome.response_id)
         return planning.record_response(

@@ -107,9 +107,6 @@ class ResponseFacts(Event, frozen=True):
     conversation_id: str | None = None
     response: Mapping[str, Any] = EMPTY
 
-    def __post_init__(self) -> None:
-        force_setattr(self, "response", wrap(self.response))
-
 
 class ResponseStarted(ResponseFacts, frozen=True):
     """The server accepted the request and started a response."""
