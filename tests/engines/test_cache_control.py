@@ -10,22 +10,22 @@ from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
 from for_each import for_each
-from kedge.engines import prompt_cache
+from kedge.engines import request_log
 from kedge.engines.anthropic import render_messages
 from kedge.engines.chat_completions import render_messages as render_chat
 from kedge.engines.prompt_cache import (
     LIFETIMES,
-    PromptHead,
-    PromptMonitor,
     anthropic_rules,
     count_prompt,
     find_host_rules,
     mark_chat_messages,
     place_breakpoints,
 )
+from kedge.engines.request_log import PromptMonitor
 from kedge.events import Outcome
 from kedge.observe.metrics import samples
 from kedge.planning import CachePlan, CacheRules, TokenCounts, plan_request, record_response
+from kedge.planning.cache_plan import PromptHead
 from kedge.providers import connect
 from kedge.turns import Turn, assistant, reasoning, system, user
 
@@ -201,10 +201,9 @@ def test_hints_are_logged_once_and_counted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each hint is logged once per conversation, and the number of remembered conversations is bounded."""
-    monkeypatch.setattr(prompt_cache, "MAX_REMEMBERED_CHAINS", 2)
-    monitor, turn, head = PromptMonitor(), Turn([user("Hi")]), PromptHead("m", "", ())
-    plan = plan_request(turn, scope="s", mode="stateless", now=0)
-    hinted = structs.replace(plan, cache=CachePlan("a", hints=("clock",), lost_tokens=2000))
+    monkeypatch.setattr(request_log, "MAX_REMEMBERED_PROMPTS", 2)
+    monitor, head = PromptMonitor(), PromptHead("m", "", ())
+    hinted = CachePlan("a", hints=("clock",), lost_tokens=2000)
     with caplog.at_level(logging.WARNING, "kedge"):
         for _ in range(2):
             monitor.record(hinted, head)
@@ -213,9 +212,8 @@ def test_hints_are_logged_once_and_counted(
     ]
     assert "prompt_cache_hints_total" in samples()
     for key in "bcd":
-        monitor.record(structs.replace(plan, cache=CachePlan(key)), head)
-    monitor.record(plan, head)
-    assert len(monitor._chains) == 2
+        monitor.record(CachePlan(key), head)
+    assert len(monitor._prompts) == 2
 
 
 def test_missing_usage_gives_no_token_counts() -> None:

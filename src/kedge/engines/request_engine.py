@@ -25,8 +25,7 @@ from kedge import errors, planning
 from kedge.engines.base import Engine, Events, Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.http_errors import get_request_id, is_permanent_failure
-from kedge.engines.prompt_cache import PromptHead, PromptMonitor
-from kedge.engines.request_log import record_calls, record_error, record_healing
+from kedge.engines.request_log import PromptMonitor, record_calls, record_error, record_healing
 from kedge.engines.request_options import check_params
 from kedge.engines.transport import AnyClient, RawResponse, ResponseReader, Transport, encode_body
 from kedge.errors import EngineError, KedgeError, StreamCut
@@ -36,9 +35,11 @@ from kedge.events.assembler import Assembler
 from kedge.events.decoder import StreamDecoder
 from kedge.events.run import VISIBLE_EVENTS
 from kedge.memory.judge import MemoryCheck
+from kedge.memory.tokens import hash_settings
 from kedge.observe import count, get_logger, measure
 from kedge.planning import CacheRules, Mode, RequestPlan
 from kedge.planning.anchors import validate_mode
+from kedge.planning.cache_plan import PromptHead, plan_cache
 from kedge.planning.render import measure_full_body
 from kedge.schemas.json_schema import infer_tool_name
 from kedge.turns import Turn, system
@@ -337,8 +338,8 @@ class RequestEngine(Engine):
         session.content = encode_body(session.body)
         if session.running is not None:
             return []
-        if self.prompt_cache:
-            self._prompts.record(session.plan, session.head)
+        if session.plan.cache is not None:
+            self._prompts.record(session.plan.cache, session.head)
         size = len(session.content)
         sent = run_events.RequestSent(size, measure_full_body(session.plan, size))
         log.debug("request sent: %d of %d bytes", sent.body_bytes, sent.full_bytes)
@@ -413,7 +414,11 @@ class RequestEngine(Engine):
         if self.prompt_cache:
             tools, rules = session.request.tools, self._cache_rules(session.model, session.params)
             session.head = PromptHead(session.model, plan.instructions or "", tools)
-            plan = self._prompts.plan(session.turn, plan, rules, session.settings, session.head)
+            settings = hash_settings(session.settings)
+            cache = plan_cache(session.turn, plan, rules=rules, settings=settings)
+            if hints := self._prompts.find_hints(cache.key, session.head):
+                cache = replace(cache, hints=hints)
+            plan = replace(plan, cache=cache)
         measure("responses_anchor_detection_duration_seconds", time.perf_counter() - start)
         if log.isEnabledFor(logging.DEBUG):
             for each in plan.rejected:

@@ -12,6 +12,7 @@ from itertools import starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from kedge.engines.request_options import KNOWN_PARAMS, ContentFilters, Request
@@ -23,8 +24,10 @@ from kedge.events.request_record import RequestRecord
 from kedge.observe import bind_fields, count, get_logger
 from kedge.observe.metrics import Value, measure_all
 from kedge.planning import RequestPlan, find_running, get_state
+from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, PromptHead
 from kedge.planning.explain import describe_rejection
 from kedge.planning.plan import is_fallback_reason, name_send
+from kedge.security.bounded_dict import BoundedDict
 from kedge.text.display import HEALING_TEXTS
 from kedge.turns import ToolResultBlock, Turn
 from kedge.turns.frozen_json import EMPTY, to_encodable
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 log = get_logger("kedge.engines")
 
 MAX_ERROR_LENGTH = 500
+MAX_REMEMBERED_PROMPTS = 256
 
 CostFunction = Callable[[RequestRecord], float | None]
 """Returns the cost of a response, or None if it is not known."""
@@ -317,6 +321,33 @@ _LOGGED_MEMBERS = (
     "seconds",
 )  # fmt: skip
 """The members of a record that are fields of its log record."""
+
+
+class _Prompt(msgspec.Struct):
+    head: PromptHead
+    reported: set[CacheHint] = set()
+
+
+class PromptMonitor:
+    """Remembers the head of the newest prompt of each conversation, and reports changes that prevent caching."""
+
+    def __init__(self) -> None:
+        self._prompts = BoundedDict[str, _Prompt](MAX_REMEMBERED_PROMPTS)
+
+    def find_hints(self, key: str, head: PromptHead) -> tuple[CacheHint, ...]:
+        """Return the changes since the newest prompt of a conversation."""
+        known = self._prompts.get(key)
+        return tuple(head.compare(known.head)) if known else ()
+
+    def record(self, cache: CachePlan, head: PromptHead) -> None:
+        """Record a prompt that is sent; log each hint once per conversation."""
+        known = self._prompts[cache.key] = self._prompts.get(cache.key) or _Prompt(head)
+        known.head = head
+        for hint in cache.hints:
+            count("prompt_cache_hints_total", hint=hint)
+            if hint not in known.reported and cache.lost_tokens:
+                log.warning("prompt caching is prevented: %s", CACHE_HINTS[hint])
+                known.reported.add(hint)
 
 
 def count_request(record: RequestRecord, chain_depth: int) -> None:

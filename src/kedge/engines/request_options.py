@@ -311,15 +311,6 @@ def _compose(converter: Callable[[Any], Mapping[str, Any]]) -> Callable[[FrozenM
     return lambda definition: to_definition(converter(definition))
 
 
-def format_tool(definition: Mapping[str, Any]) -> str:
-    """Return the JSON text of a definition in the order of its members, which matters to prompt caches."""
-    return compute_once(_format, to_definition(definition))
-
-
-def _format(definition: FrozenMap) -> str:
-    return json.dumps(thaw(definition), ensure_ascii=False, default=str)
-
-
 B = TypeVar("B", bound=Block)
 
 Phase = Literal["input", "output"]

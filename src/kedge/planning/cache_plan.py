@@ -7,8 +7,12 @@ show which of these prompts are still prefixes of the Turn. A prediction needs n
 here.
 """
 
+import json
+import re
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
-from typing import Literal
+from itertools import takewhile
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +27,7 @@ from kedge.planning.anchors import (
 from kedge.planning.digests import PrefixIndex, get_prefix_index
 from kedge.planning.plan import RequestPlan
 from kedge.turns import Turn
+from kedge.turns.frozen_json import FrozenMap, compute_once, thaw, wrap_copy
 
 CacheHint = Literal["clock", "instructions", "tool_order", "tools", "model"]
 """A change between two requests that prevents prompt caching."""
@@ -43,6 +48,9 @@ CacheMiss = Literal["", "first", "short", "expired", "settings", "edited"]
 BYTES_PER_TOKEN = 4
 """The estimate for text that no server has counted yet."""
 KEY_BYTES = 12
+
+_NUMBER_TAIL = re.compile(r"[0-9:/.,+TZ -]*$")
+_DATED = re.compile(r"\d{1,2}:\d{2}|\d{4}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{6,}")
 
 
 class CacheRules(msgspec.Struct, frozen=True):
@@ -178,3 +186,56 @@ def _estimate_input(index: PrefixIndex, plan: RequestPlan, base: AnchorRecord | 
         return size // BYTES_PER_TOKEN
     rest = index.byte_size(base.block_count, plan.block_count)
     return counted.input + counted.output + rest // BYTES_PER_TOKEN
+
+
+class PromptHead(msgspec.Struct, frozen=True):
+    """The part of a prompt before the history; a change in it prevents caching."""
+
+    model: str
+    instructions: str
+    tools: tuple[Mapping[str, Any], ...]
+
+    def compare(self, before: "PromptHead") -> Iterator[CacheHint]:
+        """Yield the changes since the previous request."""
+        if self.model != before.model:
+            yield "model"
+        if [*map(id, self.tools)] != [*map(id, before.tools)]:
+            now, then = ([*map(format_tool, each.tools)] for each in (self, before))
+            if now != then:
+                yield "tool_order" if sorted(now) == sorted(then) else "tools"
+        if self.instructions != before.instructions:
+            clock = _changes_like_a_clock(before.instructions, self.instructions)
+            yield "clock" if clock else "instructions"
+
+
+def format_tool(definition: Mapping[str, Any]) -> str:
+    """Return the JSON text of a definition in the order of its members, which matters to prompt caches."""
+    return compute_once(_format, wrap_copy(definition))
+
+
+def _format(definition: FrozenMap) -> str:
+    return json.dumps(thaw(definition), ensure_ascii=False, default=str)
+
+
+def _changes_like_a_clock(before: str, now: str) -> bool:
+    """Return whether two texts differ only in a time, a date or a number."""
+    start = _shared_length(before, now)
+    end = _shared_length(before[start:][::-1], now[start:][::-1])
+    for text in (before, now):
+        stop = len(text) - end
+        lead = _number_tail(text[:start])
+        tail = _number_tail(text[stop:][:40][::-1])[::-1]
+        middle = text[start:stop]
+        if not re.search(r"\d", middle) or not _DATED.search(lead + middle + tail):
+            return False
+    return True
+
+
+def _number_tail(text: str) -> str:
+    found = _NUMBER_TAIL.search(text[-40:])
+    return found.group() if found else ""
+
+
+def _shared_length(one: str, other: str) -> int:
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return sum(1 for _ in pairs)
