@@ -133,8 +133,8 @@ class SummarizingCompactor(LimitCompactor):
         if engine.plan(turn).mode == "conversation":
             # The prompt must not become part of the conversation object.
             options["mode"] = "chained"
-        async with engine.stream(turn, streaming=False, **options) as stream:
-            await stream.finish()
+        stream = engine.stream(turn, streaming=False, **options)
+        await stream.finish()
         return stream.text.strip(), stream.usage
 
 

@@ -657,8 +657,8 @@ class Conversation(LazyConversation):
         turn = filters.apply_to_turn(turn, ("input",))
         request = turn.append(user(ask, origin="merge_summary_of"))
         mode = self.row.mode
-        async with self._base_engine.stream(request, streaming=False, mode=mode) as stream:
-            await stream.finish()
+        stream = self._base_engine.stream(request, streaming=False, mode=mode)
+        await stream.finish()
         text = answer_text(filters.apply_to_turn(stream.turn, ("output",))).strip()
         summary = build_summary_block(text, turn.blocks[shared:])
         return await self.append(summary, kind="merged")

@@ -157,8 +157,7 @@ class Engine(AsyncResource, ABC):
             OutputRefused: The model refused to answer, and ``output`` requests a value.
         """
         options.setdefault("streaming", False)
-        async with self.stream(turn, output=output, **options) as stream:
-            return await stream.finish()
+        return await self.stream(turn, output=output, **options).finish()
 
     async def ask(
         self, turn: Turn, *, output: Output[T] = None, **options: Unpack[RequestOptions]
@@ -185,8 +184,8 @@ class Engine(AsyncResource, ABC):
             ```
         """
         options.setdefault("streaming", False)
-        async with self.stream(turn, output=output, **options) as stream:
-            await stream.finish()
+        stream = self.stream(turn, output=output, **options)
+        await stream.finish()
         return stream.reply
 
     async def poll(self, turn: Turn, **options: Unpack[RequestOptions]) -> Turn:

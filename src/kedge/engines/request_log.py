@@ -357,38 +357,40 @@ def count_request(record: RequestRecord, chain_depth: int) -> None:
         record: The record of the request.
         chain_depth: The number of responses that it continues.
     """
-    by_id, unmatched = record.results_by_id, record.results_unmatched
-    results = {"by_id": by_id, "by_fallback": record.results_by_fallback, "unmatched": unmatched}
-    further = _list_amounts("tool_results_total", "outcome", **results)
+    further: list[Value] = [
+        ("tool_results_total", record.results_by_id, (("outcome", "by_id"),)),
+        ("tool_results_total", record.results_by_fallback, (("outcome", "by_fallback"),)),
+        ("tool_results_total", record.results_unmatched, (("outcome", "unmatched"),)),
+    ]
     if is_fallback_reason(record.reason):
         further.append(("responses_fallback_total", 1, (("reason", record.reason),)))
     if record.first_token_seconds is not None:
         further.append(("responses_first_output_seconds", record.first_token_seconds, ()))
-    count_sent(record, ("responses_chain_depth", chain_depth, ()), *further)
+    full_bytes = record.sent_bytes + record.saved_bytes
+    count_sent(record, full_bytes, ("responses_chain_depth", chain_depth, ()), *further)
 
 
-def count_sent(record: "RequestRecord | ChainedRequest", *further: Value) -> None:
-    """Count what was sent of a request, and record further values."""
+def count_sent(record: "RequestRecord | ChainedRequest", full_bytes: int, *further: Value) -> None:
+    """Count what was sent of a request, beside the size of the complete one, and record further values."""
     measure_all(
         (f"responses_{'chained' if record.anchor else 'stateless'}_requests_total", 1, ()),
         ("responses_delta_blocks_count", record.sent_blocks, ()),
         ("responses_bytes_sent_total", record.sent_bytes, ()),
-        ("responses_bytes_full_total", record.full_bytes, ()),
+        ("responses_bytes_full_total", full_bytes, ()),
         *further,
     )
 
 
 def count_end(record: "RequestRecord | ChainedRequest") -> None:
     """Count the tokens of a request that has ended, and how long a request of an engine took."""
-    sent, cached, output = record.input_tokens, record.cached_tokens, record.output_tokens
-    values = _list_amounts("tokens_total", "kind", input=sent, cached=cached, output=output)
+    values: list[Value] = [
+        ("tokens_total", record.input_tokens or 0, (("kind", "input"),)),
+        ("tokens_total", record.cached_tokens or 0, (("kind", "cached"),)),
+        ("tokens_total", record.output_tokens or 0, (("kind", "output"),)),
+    ]
     if isinstance(record, RequestRecord) and record.status in ("completed", "lost"):
         values.append(("responses_duration_seconds", record.seconds, ()))
     measure_all(*values)
-
-
-def _list_amounts(name: str, label: str, **amounts: int | None) -> list[Value]:
-    return [(name, amount, ((label, kind),)) for kind, amount in amounts.items() if amount]
 
 
 def log_request(record: RequestRecord) -> None:
@@ -428,9 +430,9 @@ def record_lost_context(response_id: str) -> None:
 
 def record_calls(calls: ItemTable) -> None:
     """Count the calls of a finished response by how their ids were determined."""
-    ids = {"extracted": calls.extracted, "fallen_back": calls.fallen_back, "failed": calls.failed}
-    values = _list_amounts("tool_call_ids_total", "outcome", **ids)
-    if calls.inferred:
-        values.append(("tool_call_names_inferred_total", calls.inferred, ()))
-    if values:
-        measure_all(*values)
+    measure_all(
+        ("tool_call_ids_total", calls.extracted, (("outcome", "extracted"),)),
+        ("tool_call_ids_total", calls.fallen_back, (("outcome", "fallen_back"),)),
+        ("tool_call_ids_total", calls.failed, (("outcome", "failed"),)),
+        ("tool_call_names_inferred_total", calls.inferred, ()),
+    )

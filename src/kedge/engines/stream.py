@@ -28,9 +28,6 @@ from kedge.turns import Block, Turn
 if TYPE_CHECKING:
     from kedge.engines.base import Engine
 
-_UNINHERITED_IDS = frozenset({"turn_id", "response_id"})
-"""Ids that a nested run (of a tool, of a compactor) does not inherit."""
-
 R = TypeVar("R")
 OutputT = TypeVar("OutputT", default=None)
 ReplyT = TypeVar("ReplyT", bound=Reply[Any])
@@ -64,9 +61,12 @@ class RunStream(AsyncResource, Generic[R]):
         self._output_item: tuple[str, int, int] | None = None
 
     async def finish(self) -> R:
-        """Consume the remaining events and return the result."""
-        async for _ in self:
-            pass
+        """Consume the remaining events, close the run and return the result."""
+        try:
+            async for _ in self:
+                pass
+        finally:
+            await self.aclose()
         return self._result()
 
     async def text_deltas(self) -> AsyncGenerator[str]:
@@ -196,12 +196,12 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         """Every finished response of this run, in order."""
         self.trace: list[run_events.TurnEdited] = []
         """The changes to the Turn by each middleware."""
-        # The ids of the Turn, and those bound by the caller.
-        ids = {"turn_id": turn.id}
-        if conversation := get_state(turn).conversation_id:
-            ids["conversation_id"] = conversation
-        bound = BOUND_FIELDS.get().items()
-        ids |= {name: value for name, value in bound if name not in _UNINHERITED_IDS}
+        # The ids bound by the caller, and those of the Turn. A nested run (of a tool, of a compactor) does not inherit
+        # those of the outer Turn and response.
+        conversation = get_state(turn).conversation_id
+        ids = {"conversation_id": conversation} if conversation else {}
+        ids |= {**BOUND_FIELDS.get(), "turn_id": turn.id}
+        ids.pop("response_id", None)
         self._log_context = self.log.ids = ids
 
     @property

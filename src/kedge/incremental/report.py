@@ -84,7 +84,7 @@ class ReportBuilder:
             self._recent.append(request)
         if request.reason:
             count("responses_passed_through_total", reason=request.reason)
-        count_sent(request)
+        count_sent(request, request.full_bytes)
         count_end(request)
         log.info(
             "request %s: sent %d of %d bytes",

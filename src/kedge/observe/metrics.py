@@ -147,6 +147,7 @@ _TABLE = (
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _TABLE}
 """Every metric by name."""
 _GAUGES = frozenset(metric.name for metric in _TABLE if metric.kind == "gauge")
+_COUNTERS = frozenset(metric.name for metric in _TABLE if metric.kind == "counter")
 
 _lock = threading.Lock()
 _registry: dict[str, dict[Labels, list[float]]] = {}
@@ -184,13 +185,15 @@ def measure_all(*values: Value) -> None:
     """Record several values, which takes less time than recording each of them.
 
     Args:
-        *values: The arguments of ``count`` or ``measure`` for each value.
+        *values: The arguments of ``count`` or ``measure`` for each value; a counter that grows by 0 is not changed.
 
     Raises:
         KeyError: A metric is not declared, or has other labels.
     """
     with _lock:
         for name, value, labels in values:
+            if not value and name in _COUNTERS:
+                continue
             try:
                 entry = _registry[name][labels]
             except KeyError:
