@@ -6,7 +6,7 @@ from typing import Any
 
 from kedge.chat import Chat, new_key
 from kedge.engines import Engine
-from kedge.engines.stream import RunStream
+from kedge.engines.base import RunStream
 from kedge.errors import EngineError
 from kedge.events import Event
 from kedge.turns import Turn

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from kedge.engines import Engine
-from kedge.engines.stream import RunStream
+from kedge.engines.base import RunStream
 from kedge.errors import EngineError
 from kedge.events import Event, TextDelta
 from kedge.events.run import AnswerFinished, Healed

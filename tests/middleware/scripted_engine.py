@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kedge.engines import Engine, Events, Middleware, Request
-from kedge.engines.stream import Stream
+from kedge.engines.base import Stream
 from kedge.events import Event, Outcome, ResponseStarted, TextDelta
 from kedge.events.run import AnswerFinished, RequestPlanned, TurnFinished
 from kedge.middleware import with_middleware

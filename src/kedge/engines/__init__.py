@@ -5,11 +5,19 @@ An engine, with the decoder and the renderer of its API, is loaded when it is fi
 
 from typing import TYPE_CHECKING
 
-from kedge.engines.base import Engine, Events, Middleware, Request, find_filters, unwrap
+from kedge.engines.base import (
+    Engine,
+    Events,
+    Middleware,
+    Request,
+    RunStream,
+    Stream,
+    find_filters,
+    unwrap,
+)
 from kedge.engines.reply import Reply
 from kedge.engines.request_options import ContentFilter, ContentFilters, RequestOptions, ResendLimit
 from kedge.engines.stored_items import Audit
-from kedge.engines.stream import RunStream, Stream
 from kedge.schemas.output_schema import OutputSchema, to_output_schema
 from kedge.text.lazy_names import make_getattr
 
