@@ -126,7 +126,6 @@ FORCED_FIELDS = {
     "chat/state.py": MEMOIZED,
     "compaction/base.py": CHECKED_ONCE,
     "engines/request_options.py": CHECKED_ONCE,
-    "events/types.py": CHECKED_ONCE,
     "planning/anchors.py": CHECKED_ONCE,
     "server/faults/effects.py": CHECKED_ONCE,
     "server/schema/validators.py": DERIVED,

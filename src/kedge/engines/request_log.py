@@ -127,15 +127,12 @@ class RequestLog:
                 self._fail(status, HEALING_TEXTS[reason], event)
                 self._healed = reason
             case _ if record and isinstance(event, run_events.VISIBLE_EVENTS):
-                self._record_output(record)
+                is_first, self.has_output = not self.has_output, True
+                if is_first and not self._is_sent_earlier:
+                    seconds = time.perf_counter() - self._started_at
+                    self._open = replace(record, first_token_seconds=seconds)
             case _:
                 pass
-
-    def _record_output(self, record: RequestRecord) -> None:
-        is_first, self.has_output = not self.has_output, True
-        if is_first and not self._is_sent_earlier:
-            seconds = time.perf_counter() - self._started_at
-            self._open = replace(record, first_token_seconds=seconds)
 
     def record_error(self, error: EngineError) -> None:
         """Complete the record of a request that failed."""

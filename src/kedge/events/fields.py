@@ -99,7 +99,7 @@ def read_facts(response: JsonObject) -> JsonObject:
         "background": response.get("background") is True,
         "stored": stored if isinstance(stored, bool) else None,
         "conversation_id": read_conversation_id(response),
-        "response": wrap(response),
+        "response": response,
     }
 
 

@@ -14,10 +14,9 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import structs
-from msgspec.structs import force_setattr
 
 from kedge.turns import Block
-from kedge.turns.frozen_json import EMPTY, wrap
+from kedge.turns.frozen_json import EMPTY, wrap_field
 
 PartKind = Literal["text", "refusal", "summary", "reasoning"]
 """The kinds of streamed parts."""
@@ -106,6 +105,8 @@ class ResponseFacts(Event, frozen=True):
     stored: bool | None = None
     conversation_id: str | None = None
     response: Mapping[str, Any] = EMPTY
+
+    __post_init__ = wrap_field("response")
 
 
 class ResponseStarted(ResponseFacts, frozen=True):
@@ -296,8 +297,7 @@ class ItemCompleted(Event, frozen=True):
     item: Mapping[str, Any]
     output_index: int = -1
 
-    def __post_init__(self) -> None:
-        force_setattr(self, "item", wrap(self.item))
+    __post_init__ = wrap_field("item")
 
 
 class ResponseCompleted(ResponseFacts, frozen=True):
@@ -397,8 +397,7 @@ class OpaqueEvent(Event, frozen=True):
     type: str
     data: Mapping[str, Any] = EMPTY
 
-    def __post_init__(self) -> None:
-        force_setattr(self, "data", wrap(self.data))
+    __post_init__ = wrap_field("data")
 
 
 StreamEvent = (

@@ -19,6 +19,8 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Va
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, cast
 
+from msgspec.structs import force_setattr
+
 from kedge.errors import InvalidJSON
 
 MAX_DEPTH = 100
@@ -353,6 +355,15 @@ def wrap(members: Mapping[str, Any]) -> FrozenMap:
     frozen = object.__new__(FrozenMap)
     _set_source(frozen, dict(members))
     return frozen
+
+
+def wrap_field(name: str) -> Callable[[Any], None]:
+    """Return the ``__post_init__`` of a frozen Struct with a map that is a field of this name."""
+
+    def wrap_members(value: Any) -> None:
+        force_setattr(value, name, wrap(getattr(value, name)))
+
+    return wrap_members
 
 
 def get_wrapped(members: Mapping[str, Any]) -> Mapping[str, Any]:
