@@ -17,7 +17,6 @@ from kedge.engines.base import (
 )
 from kedge.engines.reply import Reply
 from kedge.engines.request_options import ContentFilter, ContentFilters, RequestOptions, ResendLimit
-from kedge.engines.stored_items import Audit
 from kedge.schemas.output_schema import OutputSchema, to_output_schema
 from kedge.text.lazy_names import make_getattr
 
@@ -25,11 +24,13 @@ if TYPE_CHECKING:
     from kedge.engines.anthropic import AnthropicEngine
     from kedge.engines.chat_completions import ChatCompletionsEngine, messages_from_blocks
     from kedge.engines.responses import ResponsesEngine
+    from kedge.engines.stored_items import Audit
 else:
     __getattr__ = make_getattr(
         __name__,
         {
             "AnthropicEngine": "kedge.engines.anthropic",
+            "Audit": "kedge.engines.stored_items",
             "ChatCompletionsEngine": "kedge.engines.chat_completions",
             "ResponsesEngine": "kedge.engines.responses",
             "messages_from_blocks": "kedge.engines.chat_completions",

@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from html import unescape
 from math import isfinite
 from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -153,6 +152,8 @@ def describe_page(text: str) -> str:
     """Return one line about a body that is a web page, or else the body."""
     if not _PAGE.match(text):
         return text
+    from html import unescape  # which takes time to import
+
     found = _TITLE.search(text)
     title = f", {' '.join(unescape(found[1]).split())[:MAX_TITLE_LENGTH]!r}," if found else ""
     return f"the server returned a web page{title} instead of JSON; is the base URL correct?"

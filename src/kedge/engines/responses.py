@@ -7,8 +7,8 @@ finished response becomes an anchor.
 """
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Any, Literal, Unpack, cast
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 from msgspec.structs import replace
 
@@ -20,7 +20,6 @@ from kedge.engines.heal_rules import HealableError, as_healable, is_server_error
 from kedge.engines.request_engine import EngineSettings, RequestEngine, Session
 from kedge.engines.request_log import record_lost_context
 from kedge.engines.request_options import ENCRYPTED_REASONING, build_input, to_resend_limit
-from kedge.engines.stored_items import Audit, ConversationObjects, audit_blocks
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong, ServerFailed
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
@@ -44,6 +43,9 @@ from kedge.planning.digests import prefix_digest
 from kedge.security.urls import quote_segment
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn, block_from_item
 from kedge.turns.frozen_json import get_wrapped
+
+if TYPE_CHECKING:
+    from kedge.engines.stored_items import Audit, ConversationObjects
 
 log = get_logger(__name__)
 
@@ -103,12 +105,18 @@ class ResponsesEngine(RequestEngine):
         self.retention = validate_seconds(retention, "retention")
         self.max_depth = None if max_depth is None else check_positive_int("max_depth", max_depth)
         self.verify_every = verify_every
-        self.objects = ConversationObjects(self.transport, self.scope, lambda: self.memory.store)
         self.memory = ServerMemory(
             trust, self._clock, transport, evidence_store, believes_probes=verify_every > 0
         )
         self._known_server = known_server
         self._chained_count = 0
+
+    @cached_property
+    def objects(self) -> "ConversationObjects":
+        """The conversation objects at the server."""
+        from kedge.engines.stored_items import ConversationObjects  # which takes time to import
+
+        return ConversationObjects(self.transport, self.scope, lambda: self.memory.store)
 
     async def _make_probes(self, plan: RequestPlan, **options: Any) -> None:
         """Load the evidence about the server, and make the probe that a conditional plan depends on."""
@@ -117,8 +125,10 @@ class ResponsesEngine(RequestEngine):
             self._make_plan(session)
             await self._probe(session)
 
-    async def verify(self, turn: Turn) -> Audit:
+    async def verify(self, turn: Turn) -> "Audit":
         """Fetch the items that the server stores for the anchor, and compare them with the Turn."""
+        from kedge.engines.stored_items import Audit
+
         session = self._open(turn, Request())
         in_object = session.requested_mode == "conversation"
         anchor = self._plan_mode(session, "conversation" if in_object else "chained").anchor
@@ -533,8 +543,10 @@ class ResponsesEngine(RequestEngine):
         )
         return session.complete_plan(plan)
 
-    async def _audit(self, session: Session, anchor: AnchorRecord) -> Audit:
+    async def _audit(self, session: Session, anchor: AnchorRecord) -> "Audit":
         """Audit an anchor, and record whether the server lists what it stores."""
+        from kedge.engines.stored_items import audit_blocks
+
         evidence = session.check.evidence
         blocks, lists = session.turn.body, evidence.audits
         result = await audit_blocks(self.transport, blocks, anchor, lists_items=lists)
