@@ -2,15 +2,18 @@
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from msgspec.structs import replace
 
 from engines.conftest import open_engine
 from engines.runs import collect_events, read_until
-from kedge import Conversation, open_store
+from kedge import Chat, Conversation, open_store
+from kedge.engines import Engine
 from kedge.engines.transport import encode_body
 from kedge.errors import EngineError
 from kedge.events import ResponseStarted
@@ -22,6 +25,7 @@ from kedge.providers import connect
 from kedge.testing import TestServer
 from kedge.text.display import format_size
 from kedge.turns import ReasoningBlock, Turn, dumps, loads, system, tool_call, user
+from server.waiting import wait_until_async
 
 
 def read_requests(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
@@ -47,6 +51,26 @@ async def test_a_failed_answer_keeps_its_response_id(server: TestServer, tmp_pat
         rows = await conversation.responses()
     assert [row.status for row in rows] == ["cut", "cancelled"]
     assert all(row.provider_response_id.startswith("resp_") for row in rows)
+
+
+CALLS: list[Callable[[Engine], Any]] = [
+    lambda engine: engine.run(Turn([user("Hi")])),
+    lambda engine: Chat(engine).chat_with_state(None, user("Hi")),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_cancelled_call_has_a_record(
+    call: Callable[[Engine], Any], server: TestServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A call without a context manager is closed, too, when it is cancelled."""
+    caplog.set_level(logging.INFO, "kedge")
+    server.faults.set("slow_first_byte=30", times=1)
+    async with open_engine(server) as engine, anyio.create_task_group() as group:
+        group.start_soon(call, engine)
+        await wait_until_async(lambda: list_posts(server))
+        group.cancel_scope.cancel()
+    assert [each["status"] for each in read_requests(caplog)] == ["cancelled"]
 
 
 @pytest.mark.parametrize("is_left", [False, True])

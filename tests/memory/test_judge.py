@@ -267,16 +267,17 @@ async def test_a_loss_is_reported_after_a_change_of_the_instructions(streaming: 
         turn, reports = Turn(), list[list[type[Event]]]()
         for number in range(4):
             edited = replace_clock(turn, number)
-            text = ORDINARY.format(number)
+            text = ORDINARY.format(number) if number % 2 else SENTENCES * 4
             turn, events = await talk(engine, edited, text, streaming=streaming)
             reports.append([type(each) for each in find_losses(events)])
     assert reports == [[], [ServerForgot]] * 2
 
 
 @STREAMING
-async def test_a_change_of_the_instructions_is_no_loss(streaming: bool) -> None:
-    """A trusted server that remembers is not accused: also not if the conversation was compacted, or shortened."""
-    server = MemoryServer()
+@pytest.mark.parametrize("usage", ["honest", "none", "apart"])
+async def test_a_change_of_the_instructions_is_no_loss(streaming: bool, usage: str) -> None:
+    """A trusted server that remembers is not accused, however it counts, and is chained on each time."""
+    server = MemoryServer(usage=usage)
     async with connect_to(server.handle, trust="always", clock=FakeClock()) as engine:
         turn = Turn()
         for number in range(4):

@@ -1,7 +1,8 @@
 """The record, the log records and the metrics of each request of an engine.
 
 A ``RequestLog`` makes the records of a run from its events: a record is opened by the plan and completed at its end,
-where it is counted and written to the log.
+where it is counted and written to the log. A ``PromptMonitor`` reports changes between requests that prevent prompt
+caching.
 """
 
 import json

@@ -74,7 +74,7 @@ class SyncStream(Generic[R]):
         return self.source.reply
 
     def finish(self) -> R:
-        """Consume the remaining events and return the result."""
+        """Consume the remaining events, close the run and return the result."""
         return self._request(self.source.finish)
 
     def close(self) -> None:

@@ -213,10 +213,8 @@ class MemoryCheck(msgspec.Struct):
         if (evidence.echoes and not can_be_silent) or self.names_another(outcome):
             return self.record_forgotten()
         verdict = tokens.judge_usage(usage, base, sent)
-        if self.is_always and not (base and sent and base.settings == sent.settings):
-            start = len(plan.source) - plan.total_blocks
-            context = self._measure(plan.source[start : plan.start])
-            verdict = "lost" if tokens.lacks_text(usage, context) else verdict
+        if self.is_always and base and sent and base.settings != sent.settings:
+            verdict = "lost" if tokens.lacks_context(usage, plan) else ""
         if verdict == "partial" and evidence.proof == "table" and not self.is_always:
             verdict = verdict if evidence.record_shortfall() else ""
         if verdict in ("lost", "partial"):

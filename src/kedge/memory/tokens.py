@@ -199,7 +199,7 @@ def count_response(
     if usage is None or sent is None or usage.input_tokens <= 0:
         return None
     answer = measure_blocks(outcome.blocks, crude=not sent.tokens)
-    is_constant = plan.is_full and lacks_text(usage, sent)
+    is_constant = plan.is_full and _lacks_text(usage, sent)
     if is_constant or 0 < usage.output_tokens < int(answer.lower * sent.share):
         return None  # fewer tokens than the text has
     reasoning = 0
@@ -254,11 +254,22 @@ def judge_usage(usage: Usage | None, base: TokenCounts | None, sent: SentTokens 
     return "remembered" if remembers else ""
 
 
-def lacks_text(usage: Usage | None, context: SentTokens | None) -> bool:
-    """Return whether the server counted fewer tokens than the texts of a context have, however it counts them."""
-    if usage is None or usage.input_tokens <= 0 or context is None:
+def lacks_context(usage: Usage | None, plan: RequestPlan) -> bool:
+    """Return whether the server counted fewer tokens than the texts of the context have with any tokenizer.
+
+    This needs no earlier count, which may have been of other instructions. Of a chained client only the delta is known.
+    """
+    if usage is None or usage.input_tokens <= 0:
         return False
-    return usage.input_tokens + usage.cached_tokens < context.lower
+    context = plan.source[len(plan.source) - plan.total_blocks :]
+    measured = measure_blocks(context, crude=True)._replace(share=UNKNOWN_SHARE)
+    return _lacks_text(usage, measured)
+
+
+def _lacks_text(usage: Usage, sent: SentTokens) -> bool:
+    """Return whether the server counted fewer tokens than a text has, also if it counts cached tokens apart."""
+    cached = usage.cached_tokens + usage.cache_write_tokens
+    return usage.input_tokens + cached < sent.lower
 
 
 def expected_tokens(base: TokenCounts, sent: SentTokens) -> int:

@@ -158,7 +158,7 @@ def count(name: str, amount: float = 1, **labels: str) -> None:
 
     Args:
         name: A counter of ``METRICS``.
-        amount: The amount to add.
+        amount: The amount to add; 0 changes nothing.
         **labels: All label values of the metric, in the declared order.
 
     Raises:
@@ -185,10 +185,11 @@ def measure_all(*values: Value) -> None:
     """Record several values, which takes less time than recording each of them.
 
     Args:
-        *values: The arguments of ``count`` or ``measure`` for each value; a counter that grows by 0 is not changed.
+        *values: The arguments of ``count`` or ``measure`` for each value. A counter that grows by 0 is not changed, and
+            gets no series.
 
     Raises:
-        KeyError: A metric is not declared, or has other labels.
+        KeyError: A metric that is changed is not declared, or has other labels.
     """
     with _lock:
         for name, value, labels in values:
