@@ -247,7 +247,7 @@ def test_some_providers_cache_short_prompts(model: str, counted: int, cached: in
 
 
 async def test_a_provider_without_keys_gets_none() -> None:
-    """Groq rejects an unknown member, so its requests have no key."""
+    """Groq rejects an unknown member, so its requests have no key. Still, conversations are distinguished."""
     bodies: list[dict[str, Any]] = []
 
     async def answer(request: Request) -> Response:
@@ -258,7 +258,12 @@ async def test_a_provider_without_keys_gets_none() -> None:
     with serve_handler(answer) as url:
         rules = find_host_rules("api.groq.com")
         settings: dict[str, Any] = {"prompt_cache": True, "cache_rules": rules}
-        await connect(f"chat:{url}#m", **settings).run(Turn([user("Hi")]))
+        engine = connect(f"chat:{url}#m", **settings)
+        turn = Turn([system("Be brief."), user("Hi")])
+        await engine.run(turn)
         await connect(f"chat:{url}#m", prompt_cache=True).run(Turn([user("Hi")]))
+    for other, hints in (Turn([system("Rhyme."), user("Bye")]), ()), (turn[1:], ("instructions",)):
+        assert (cache := engine.plan(Turn([*other])).cache)
+        assert cache.hints == hints
     assert ["prompt_cache_key" in body for body in bodies] == [False, True]
     assert find_host_rules("notgroq.com") is None

@@ -344,5 +344,5 @@ class ChatCompletionsEngine(StatelessEngine):
     def _request_caching(self, body: Members, plan: RequestPlan, cache: CachePlan) -> None:
         if self._cache_control:
             mark_chat_messages(body, plan, self._cache_rules(body["model"], body))
-        elif cache.key:
+        elif self.cache_rules.keyed:
             body.setdefault("prompt_cache_key", cache.key)

@@ -291,7 +291,7 @@ class ResponsesEngine(RequestEngine):
             body["previous_response_id"] = plan.previous_response_id
         if not _should_store(session):
             body["store"] = False
-        if plan.cache and plan.cache.key:
+        if plan.cache and self.cache_rules.keyed:
             body.setdefault("prompt_cache_key", plan.cache.key)
         if session.include:
             body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))

@@ -80,7 +80,7 @@ class CachePlan(msgspec.Struct, frozen=True):
 
     Attributes:
         key: A key that is equal for all requests of a conversation and contains nothing of it: a hash of
-            the first block. Forks and rebuilt Turns have the same one. Empty if the provider uses none.
+            the first block. Forks and rebuilt Turns have the same one.
         cached_tokens: The tokens that are expected to be read from the cache.
         input_tokens: The estimated size of the complete prompt.
         lost_tokens: Tokens that were cached before and are billed in full, because the history was
@@ -129,7 +129,7 @@ def plan_cache(
     base, newest = _find_prompts(index, state, plan)
     form = f"kedge.cache/1\0{plan.scope}\0{index.digest(1) if plan.block_count else ''}".encode()
     prediction = CachePlan(
-        key=f"kedge-{blake2b(form, digest_size=KEY_BYTES).hexdigest()}" if rules.keyed else "",
+        key=f"kedge-{blake2b(form, digest_size=KEY_BYTES).hexdigest()}",
         input_tokens=_estimate_input(index, plan, base),
         intact_blocks=base.block_count if base else 0,
         settings=settings,
