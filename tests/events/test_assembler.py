@@ -11,7 +11,6 @@ from events.streams import (
     decode,
     encode_sse,
     item_event,
-    read_messages,
     replay,
     response_event,
 )
@@ -38,13 +37,11 @@ from kedge.events import (
     ToolCallCompleted,
     ToolCallRenamed,
     ToolCallStarted,
-    Usage,
 )
 from kedge.turns import (
     AssistantBlock,
     Block,
     RefusalPart,
-    Source,
     assistant,
     opaque,
     reasoning,
@@ -91,31 +88,6 @@ def test_an_item_that_is_nested_too_deep_is_rejected() -> None:
 
 
 # Streams without finished items, as decoders of other providers produce them.
-
-
-def test_deltas_alone_give_complete_blocks() -> None:
-    """Deltas and a final event are sufficient, without items of the Responses API."""
-    result = assemble(
-        [
-            ResponseStarted("chat_1", "some-model"),
-            ReasoningDelta("Hm", "reasoning", output_index=0),
-            ReasoningDelta("m.", "reasoning", output_index=0),
-            TextDelta("Let me ", output_index=1),
-            ToolCallStarted("call_1", "roll", output_index=2),
-            TextDelta("see.", output_index=1),
-            ToolArgumentsDelta("call_1", '{"sides"'),
-            ToolArgumentsDelta("call_1", ":6}"),
-            ToolCallCompleted("call_1", "roll", '{"sides":6}', output_index=2),
-            ResponseCompleted("chat_1", "some-model", usage=Usage(1, 0, 2, 0, 3)),
-        ]
-    )
-    call = tool_call("roll", '{"sides":6}', call_id="call_1")
-    assert result.completed
-    assert list(result.blocks) == [reasoning(text="Hmm."), assistant("Let me see."), call]
-    assert (result.response_id, result.model) == ("chat_1", "some-model")
-    assert result.usage == Usage(1, 0, 2, 0, 3)
-    sources = [block.source for block in result.blocks]
-    assert sources == [Source("chat_1", output_index=at) for at in range(3)]
 
 
 class WeatherEvent(Event, frozen=True):
@@ -256,15 +228,6 @@ def test_the_first_complete_version_is_used(
 # Finished items.
 
 
-def test_finished_item_overrides_deltas() -> None:
-    """A finished item replaces its deltas, and its additional members are stored."""
-    item = ItemCompleted(message_item("whole", phase="final_answer"), 0)
-    late = TextDelta("!", "msg_1", 0)
-    (block,) = assemble([TextDelta("wh", "msg_1", 0), item, late, COMPLETED]).blocks
-    assert block == assistant("whole")
-    assert block.extra["item"] == {"phase": "final_answer"}
-
-
 def test_two_items_with_the_same_index() -> None:
     """Items with different ids but the same output index are separate blocks, and their events tell them apart."""
     items = [message_item("one", "msg_a"), message_item("two", "msg_b")]
@@ -330,17 +293,6 @@ def test_call_with_a_fallback_id_prevents_an_anchor() -> None:
     assert "call_id" in assemble([started, finished, COMPLETED]).anchor_problem
     renamed = ToolCallRenamed("call_1", "fc_1")
     assert assemble([started, renamed, COMPLETED]).anchor_problem == ""
-
-
-def test_listed_items_with_other_ids_are_not_duplicated() -> None:
-    """Listed items are matched by id, then by index and type, then by order and type."""
-    call = {"type": "function_call", "name": "t"}
-    streamed, listed = (
-        [{**call, "id": f"{a}{n}", "call_id": f"{b}{n}", "arguments": f"[{n}]"} for n in range(3)]
-        for a, b in (("fc_", "call_"), ("x", "y"))
-    )
-    result = replay_items([REASONING, *streamed], listed)
-    assert [block.kind for block in result.blocks] == ["reasoning"] + ["tool_call"] * 3
 
 
 # The status of the outcome.
@@ -435,13 +387,6 @@ def test_blocks_can_be_read_while_streaming() -> None:
     assert list(outcome.blocks) == [assistant("one"), assistant("two")]
 
 
-def test_whole_blocks_exclude_partial_content() -> None:
-    """``whole_blocks`` of a cut stream contains only blocks of finished items."""
-    result = replay(read_messages("reasoning_and_call")[:-4])
-    assert [block.kind for block in result.blocks] == ["reasoning", "tool_call"]
-    assert [block.kind for block in result.whole_blocks] == ["reasoning"]
-
-
 def test_content_that_is_encrypted_anew_is_no_contradiction() -> None:
     """A compaction whose ciphertext differs between its end and the end of the response can be an anchor."""
     streamed, listed = (
@@ -452,12 +397,6 @@ def test_content_that_is_encrypted_anew_is_no_contradiction() -> None:
     assert outcome.anchor_problem == ""
     outcome = assemble([ItemCompleted(streamed, 0), listing({**listed, "summary": "Other."})])
     assert "differs in the finished response" in outcome.anchor_problem
-
-
-def test_an_error_that_ends_a_stream_may_have_usage() -> None:
-    """The tokens of a stream that ends with an error are counted."""
-    outcome = assemble([StreamFailed("400", "Token limit reached", usage=Usage(43, 0, 10))])
-    assert (outcome.status, outcome.usage) == ("failed", Usage(43, 0, 10))
 
 
 @for_each("annotations", [1, 1.5, True, "a", {"a": 1}, [{"type": "url_citation", "url": "u"}]])

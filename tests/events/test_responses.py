@@ -18,7 +18,6 @@ from events.streams import (
     Message,
     assemble,
     item_event,
-    read_messages,
     read_transcript,
     replay,
     response_event,
@@ -28,7 +27,6 @@ from for_each import for_each
 from kedge.events import (
     AnomalyNoted,
     Assembler,
-    ItemStarted,
     OpaqueEvent,
     PartCompleted,
     RefusalDelta,
@@ -108,15 +106,6 @@ def test_null_anchor_is_distinguished_from_a_missing_one(response: Message, expe
     assert decode({"type": "response.created"}) == [ResponseStarted()]
 
 
-def test_item_started_has_its_type() -> None:
-    """``ItemStarted`` has the item's type, id and output index."""
-    events = streams.decode(read_transcript("web_search"))
-    assert [e for e in events if isinstance(e, ItemStarted)] == [
-        ItemStarted("web_search_call", "ws_68a9aa", 0),
-        ItemStarted("message", "msg_68a9bb", 1),
-    ]
-
-
 GONE = {"code": "gone", "message": "No.", "param": "id", "type": "invalid"}
 
 
@@ -145,24 +134,18 @@ def test_error_of_any_shape_is_a_failure(data: Message, failure: StreamFailed) -
     ("kind", "members", "expected", "detail"),
     [
         ("completed", {"status": "completed"}, ResponseCompleted, ""),
-        ("completed", {}, ResponseCompleted, ""),
         ("completed", {"status": "incomplete"}, ResponseIncomplete, ""),
         ("completed", {"status": "failed"}, ResponseFailed, "failed"),
         ("completed", {"status": "cancelled"}, ResponseFailed, "cancelled"),
         ("completed", {"status": "in_progress"}, ResponseFailed, "status_mismatch"),
-        ("completed", {"status": "tomorrow"}, ResponseFailed, "status_mismatch"),
         ("incomplete", {"status": "completed"}, ResponseIncomplete, ""),
         ("incomplete", {"incomplete_details": {"reason": "filter"}}, ResponseIncomplete, "filter"),
         ("failed", {"status": "completed"}, ResponseFailed, "status_mismatch"),
         ("failed", {"error": {"code": "server_error"}}, ResponseFailed, "server_error"),
         ("failed", {"status": "failed", "error": None}, ResponseFailed, "failed"),
-        ("failed", {"status": "failed", "error": "broken"}, ResponseFailed, "failed"),
         ("failed", {"status": "failed", "error": ["broken"]}, ResponseFailed, "failed"),
-        ("cancelled", {"status": "cancelled"}, ResponseFailed, "cancelled"),
         ("cancelled", {}, ResponseFailed, "cancelled"),
-        ("done", {"status": "completed"}, ResponseCompleted, ""),
         ("done", {"status": "incomplete"}, ResponseIncomplete, ""),
-        ("done", {"status": "failed"}, ResponseFailed, "failed"),
     ],
 )
 def test_worse_of_type_and_status_is_used(
@@ -173,13 +156,6 @@ def test_worse_of_type_and_status_is_used(
     assert type(decoded) is expected
     assert getattr(decoded, "code", getattr(decoded, "reason", "")) == detail
     assert assemble([decoded]).completed == (expected is ResponseCompleted)
-
-
-def test_final_event_without_a_response() -> None:
-    """A final event without a response completes it with the id and model of its start."""
-    created = response_event("created", model="m")
-    result = replay([created, text_delta("hi"), {"type": "response.completed"}])
-    assert (result.status, result.response_id, result.model) == ("completed", "resp_1", "m")
 
 
 def test_events_after_the_end_are_ignored() -> None:
@@ -231,22 +207,13 @@ def test_malformed_event_is_reported(data: str) -> None:
     assert assemble(events).completed
 
 
-def test_malformed_event_fails_a_response_without_finished_items() -> None:
-    """A response of deltas only is a failure, because the malformed event may have contained text."""
-    events = [*read_messages("plain_server")]
-    events.insert(3, text_delta(None))
-    result = replay(events)
-    assert (result.status, result.code) == ("failed", "damaged_stream")
-    assert "response.output_text.delta" in result.message
-
-
-def test_content_in_names_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Event types and member names that look like content are not logged."""
+def test_content_of_malformed_events_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Values are not logged, nor event types and member names that look like content."""
     secret = "sk-live secret words"
     caplog.set_level(logging.DEBUG)
-    decode({"type": secret, secret: 1}, {"type": 7, secret: secret})
+    decode({"type": secret, secret: 1}, {"type": 7, secret: secret}, text_delta({"a": secret}))
     streams.decode(f"event: response.{secret}\ndata: {secret}\n\n".encode())
-    assert caplog.records
+    assert "delta is an object, not a string" in caplog.text
     assert "secret words" not in caplog.text
 
 
@@ -304,13 +271,6 @@ def test_minus_infinity_is_accepted() -> None:
     assert decode(text_delta("hi", logprobs=logprobs)) == [expected]
 
 
-def test_emoji_split_over_two_deltas_is_joined() -> None:
-    """No delta contains half of a surrogate pair."""
-    events = streams.decode(read_transcript("text"))
-    deltas = [event.delta for event in events if isinstance(event, TextDelta)]
-    assert deltas == ["Hel", "lo", " ", "\U0001f600", " from", " Zürich", "."]
-
-
 def test_surrogates_of_different_parts_are_not_joined() -> None:
     """Surrogates of interleaved texts are joined per item and part."""
     high, low = "\ud83d", "\ude00"
@@ -332,23 +292,6 @@ def message_item(text: str) -> Message:
     return {"type": "message", "id": "m", "role": "assistant", "content": content}
 
 
-def test_lone_surrogate_becomes_a_replacement_character() -> None:
-    """A lone surrogate in a delta, a final text or an item becomes U+FFFD."""
-    text = "a\ud83d"
-    item = message_item(text)
-    ended = {"type": "response.output_text.done", "item_id": "m", "output_index": 0, "text": text}
-    events = [text_delta(text), text_delta("b"), ended, item_event("done", item)]
-    events.append(response_event("completed", output=[item]))
-    decoder = ResponsesDecoder()
-    for decoded in (decode(*events), [each for m in events for each in decoder.feed_message(m)]):
-        assert decoded[:3] == [
-            TextDelta("a", "m", 0),
-            TextDelta("\ufffdb", "m", 0),
-            PartCompleted("text", "a\ufffd", "m", 0),
-        ]
-        assert assemble(decoded).blocks[0].content[0].text == "a\ufffd"  # type: ignore[attr-defined]
-
-
 def numbered_deltas(*numbers: int) -> list[Message]:
     return [text_delta(f"<{at}>", sequence_number=number) for at, number in enumerate(numbers)]
 
@@ -368,13 +311,6 @@ def test_meaningless_sequence_numbers_are_ignored(caplog: pytest.LogCaptureFixtu
     events = decode(*numbered_deltas(0, 0, 0, 0))
     assert "".join(e.delta for e in events if isinstance(e, TextDelta)) == "<0><1><2><3>"
     assert caplog.text.count("sequence numbers are ignored") == 1
-
-
-def test_gap_without_finished_items_is_a_failure() -> None:
-    """A response of deltas only with a gap is not completed, because text may be missing."""
-    for second, is_complete in ((2, False), (1, True)):
-        stream = [*numbered_deltas(0, second), response_event("completed")]
-        assert replay(stream).completed is is_complete
 
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "t", "arguments": "[1]"}
@@ -431,6 +367,9 @@ def test_lone_surrogate_prevents_an_anchor(texts: list[str], replaced: bool, way
         outcome = replay([*received, response_event("completed", status="completed")])
     assert outcome.completed
     assert bool(outcome.anchor_problem) is replaced
+    [block] = outcome.blocks
+    assert isinstance(block, AssistantBlock)
+    assert bool(block.text.encode())  # which raises for a surrogate
 
 
 EMPTY_CONTENTS: dict[str, dict[str, Any]] = {

@@ -1,7 +1,5 @@
 """Decoding server-sent events: chunks, line ends, limits and sequence numbers."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,13 +47,6 @@ def test_lines_are_read_as_the_standard_says(
     assert decode(*chunks) == expected
 
 
-@for_each("end", ["\n", "\r", "\r\n"])
-def test_all_line_ends_are_accepted(end: str) -> None:
-    """LF, CR and CRLF give the same messages."""
-    text = "event: a\ndata: 1\n\ndata: 2\n\n".replace("\n", end)
-    assert decode(text.encode()) == [SSEMessage("a", "1"), SSEMessage("", "2")]
-
-
 def test_message_is_returned_at_its_blank_line() -> None:
     """A message is returned with the chunk that contains its blank line, even after a CR."""
     decoder = SSEDecoder()
@@ -63,25 +54,6 @@ def test_message_is_returned_at_its_blank_line() -> None:
     assert decoder.feed(b"data: 2\r\n\r") == [SSEMessage("", "2")]
     assert decoder.feed(b"\ndata: 3\n") == []
     assert decoder.feed(b"\n") == [SSEMessage("", "3")]
-
-
-STREAM = (
-    "\ufeffevent: x\r\ndata: h\u00e9 \U0001f600\r\n\r\n: c\ndata: 1\rdata: 2\r\rdata: [DONE]\n\n"
-).encode()
-
-
-def test_a_stream_fed_byte_by_byte_gives_the_same_messages() -> None:
-    """Characters and line ends split over chunks are joined."""
-    expected = [SSEMessage("x", "h\u00e9 \U0001f600"), *texts("1\n2", "[DONE]")]
-    assert decode(*(bytes([byte]) for byte in STREAM)) == decode(STREAM) == expected
-
-
-@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
-def test_any_chunking_gives_the_same_messages(positions: list[int]) -> None:
-    """The messages do not depend on how the stream is split into chunks, including empty ones."""
-    edges = [0, *sorted(positions), len(STREAM)]
-    chunks = [STREAM[a:b] for a, b in pairwise(edges)]
-    assert decode(*chunks) == decode(STREAM)
 
 
 @given(st.lists(st.sampled_from([b"data: x", b"data", b"\r", b"\n", b":", b"event: e", b" "])))

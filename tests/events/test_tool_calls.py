@@ -1,7 +1,4 @@
-"""Correlating events with tool calls, by ``call_id`` first.
-
-The tests named ``requirement_…`` cover the requirements of correlation one by one.
-"""
+"""Correlating events with tool calls, by ``call_id`` first."""
 
 import logging
 from typing import Any
@@ -14,19 +11,14 @@ from events.streams import (
     Message,
     assemble,
     decode,
-    decode_outcome,
     encode_sse,
     item_event,
     read_messages,
-    read_transcript,
     replay,
     response_event,
 )
 from for_each import for_each
 from kedge.events import (
-    AnomalyNoted,
-    CallSummary,
-    ItemTable,
     ResponsesDecoder,
     StreamEvent,
     ToolArgumentsDelta,
@@ -34,9 +26,8 @@ from kedge.events import (
     ToolCallRenamed,
     ToolCallStarted,
 )
-from kedge.events.items import read_item
 from kedge.observe.logs import get_fields
-from kedge.turns import ToolCallBlock, Turn, tool_call, tool_result
+from kedge.turns import ToolCallBlock, tool_call
 
 ABSENT = object()
 
@@ -89,30 +80,21 @@ def decode_events(*messages: Message) -> list[StreamEvent]:
     return decode(encode_sse(messages))
 
 
-def test_requirement_1_1_call_id_is_read_from_the_added_item() -> None:
-    """The ``call_id`` of an added function call is used, not its item id."""
-    started = ToolCallStarted("call_ijVh", "get-athlete-profile", "fc_68bb", 3)
-    assert decode_events(item_added("fc_68bb", "call_ijVh", 3, "get-athlete-profile")) == [started]
-
-
-def test_requirement_1_2_argument_deltas_have_the_call_id() -> None:
-    """A delta that has only an item id is emitted with the ``call_id``."""
-    events = decode_events(
-        item_added("fc_1", "call_1"), arguments_delta("fc_1", "{"), arguments_delta("fc_1", "}")
-    )
-    assert events[1:] == [ToolArgumentsDelta("call_1", "{"), ToolArgumentsDelta("call_1", "}")]
-
-
-def test_requirement_1_3_completed_call_has_the_call_id() -> None:
-    """The completed event and the block passed to a tool runner have the ``call_id``."""
-    stream = [ONE, arguments_delta("fc_1", "{}"), item_done("fc_1", "call_1"), response_completed()]
-    assert ToolCallCompleted("call_1", "roll", "{}", "fc_1", 0) in decode_events(*stream)
-    (call,) = replay(stream).blocks
+def test_every_event_of_a_call_has_its_call_id() -> None:
+    """The ``call_id`` of the added item is in each event, and in the block passed to a tool runner."""
+    delta = arguments_delta("fc_1", "{}", 3)
+    stream = [item_added("fc_1", "call_1", 3), delta, item_done("fc_1", "call_1", 3)]
+    assert decode_events(*stream)[:3] == [
+        ToolCallStarted("call_1", "roll", "fc_1", 3),
+        ToolArgumentsDelta("call_1", "{}"),
+        ToolCallCompleted("call_1", "roll", "{}", "fc_1", 3),
+    ]
+    (call,) = replay([*stream, response_completed()]).blocks
     assert isinstance(call, ToolCallBlock)
     assert (call.call_id, call.item_id) == ("call_1", "fc_1")
 
 
-def test_requirement_1_4_log_records_have_the_call_id(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_records_of_a_call_have_the_call_id(caplog: pytest.LogCaptureFixture) -> None:
     """Every log record of a call has its ``call_id`` in the message and in a field."""
     caplog.set_level(logging.DEBUG, "kedge.events.tool_calls")
     decode_events(item_added("fc_1", "call_1"), item_done("fc_1", "call_1"), response_completed())
@@ -121,35 +103,11 @@ def test_requirement_1_4_log_records_have_the_call_id(caplog: pytest.LogCaptureF
     assert all(get_fields(record)["call_id"] == "call_1" for record in caplog.records)
 
 
-def test_requirement_2_1_results_are_matched_to_calls() -> None:
-    """Results created from the blocks' call ids match the calls of the stream."""
-    blocks = decode_outcome(read_transcript("parallel_calls")).blocks
-    calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
-    turn = Turn([*calls, *(tool_result(call.call_id, call.name) for call in reversed(calls))])
-    answers = {b.call_id: b.text for b in turn.blocks if b.kind == "tool_result"}  # type: ignore[attr-defined]
-    assert answers == {"call_alpha": "get_weather", "call_beta": "get_time"}
-
-
-def test_requirements_2_2_and_2_3_calls_are_stored_by_call_id() -> None:
-    """A map from item ids to call ids finds calls; one of two can be completed while the other is still open."""
-    state = ItemTable()
-    for number in (1, 2):
-        state.start(read_item(call_item(f"fc_{number}", f"call_{number}"), number - 1))
-    assert list(state.calls) == ["call_1", "call_2"]
-    assert [(call.item_id, name) for name, call in state.calls.items()] == [
-        ("fc_1", "call_1"),
-        ("fc_2", "call_2"),
-    ]
-    state.finish(read_item(call_item("fc_2", "call_2"), 1))
-    assert [call.call_id for call in state.calls.values() if call.completed] == ["call_2"]
-    assert state.summary().open == ("call_1",)
-
-
 @for_each(
     ("call_id", "flaw"),
     [(ABSENT, "missing"), (None, "missing"), ("", "empty"), ("  ", "empty"), (7, "malformed")],
 )
-def test_requirement_2_4_missing_call_id_falls_back_to_the_item_id(
+def test_missing_call_id_falls_back_to_the_item_id(
     call_id: Any, flaw: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The item id is used, a warning gives the reason, and the fallback is counted."""
@@ -167,50 +125,6 @@ def test_requirement_2_4_missing_call_id_falls_back_to_the_item_id(
     assert f"its call_id is {flaw}" in warning
     assert "item id" in warning
     assert (decoder.calls.extracted, decoder.calls.fallen_back) == (0, 1)
-
-
-def test_requirement_3_1_extraction_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The call id, tool, item id and output index are logged at DEBUG."""
-    caplog.set_level(logging.DEBUG, "kedge.events.tool_calls")
-    decode_events(item_added("fc_1", "call_1", 4))
-    assert caplog.messages[0] == "tool call 'call_1' found: tool 'roll', item 'fc_1', output 4"
-
-
-def test_requirement_3_2_malformed_event_is_logged_without_content(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A malformed event is logged with its type, number and member names, but no values."""
-    kind = "response.function_call_arguments.delta"
-    bad = {"type": kind, "item_id": "fc_1", "sequence_number": 5, "delta": {"password": "hunter2"}}
-    detail = (
-        f"{kind} number 5: delta is an object, not a string; "
-        "members: type, item_id, sequence_number, delta"
-    )
-    assert decode_events(bad) == [AnomalyNoted("malformed", detail)]
-    assert detail in caplog.text
-    assert "hunter2" not in caplog.text
-
-
-def test_requirement_3_3_fallback_is_logged_with_its_reason(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Without a call id and an item id a local id is generated, and the log gives the reason."""
-    events = decode_events(item_added("", "", 2), arguments_delta("", "{}", 2))
-    started = events[0]
-    assert isinstance(started, ToolCallStarted)
-    assert started.call_id.startswith("call_")
-    assert events[1] == ToolArgumentsDelta(started.call_id, "{}")
-    assert "uses its local id because its call_id is empty" in caplog.text
-
-
-def test_requirement_3_4_summary_of_all_calls_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """A summary with the call ids in output order and the counts is logged once per response."""
-    caplog.set_level(logging.INFO, "kedge.events.tool_calls")
-    decoder = ResponsesDecoder()
-    decode(read_transcript("parallel_calls"), decoder=decoder)
-    summary = CallSummary(("call_alpha", "call_beta"), (), 2, 0, 0, 0)
-    assert decoder.calls.summary() == summary
-    assert caplog.messages == [f"tool calls: {summary}"]
 
 
 def test_summary_of_a_cut_stream_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -318,15 +232,6 @@ def test_a_late_call_id_replaces_the_generated_one(late: str) -> None:
     assert decode_calls(*stream) == [(real, "{}")]
 
 
-def test_corrected_call_id_is_counted() -> None:
-    """A fallback that is corrected later is counted as one fallback and one correction."""
-    decoder = ResponsesDecoder()
-    stream = [item_added("fc_1", ABSENT), item_done("fc_1", "call_1"), response_completed()]
-    decode(encode_sse(stream), decoder=decoder)
-    assert decoder.calls.summary() == CallSummary(("call_1",), (), 0, 1, 1, 0)
-    assert decoder.calls.calls["call_1"].item_id == "fc_1"
-
-
 def test_deltas_after_a_correction_have_the_new_call_id() -> None:
     """A second ``added`` event with the call id renames the call for all later deltas."""
     stream = [
@@ -351,13 +256,6 @@ def test_early_deltas_wait_for_their_call() -> None:
     ]
 
 
-def test_call_without_an_added_event() -> None:
-    """A call with only a ``done`` event is started and completed."""
-    events = decode_events(arguments_delta("fc_1", "{}"), item_done("fc_1", "call_1"))
-    names = [type(event).__name__ for event in events]
-    assert names == ["ToolCallStarted", "ToolArgumentsDelta", "ToolCallCompleted", "ItemCompleted"]
-
-
 @for_each(
     "final",
     [
@@ -374,14 +272,6 @@ def test_final_arguments_override_the_deltas(
     assert decode_calls(*stream) == [("call_1", '{"secret":"hunter2"}')]
     assert "'call_1': the complete arguments (20 characters) differ" in caplog.text
     assert "hunter" not in caplog.text
-
-
-def test_changed_and_duplicate_call_ids_are_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """A finished item with other ids at the same output index renames the call; a duplicate id is logged."""
-    renamed = decode_events(ONE, arguments_delta("fc_1", "{}"), item_done("fc_2", "call_2"))
-    assert ToolCallRenamed("call_2", "call_1") in renamed
-    decode_events(ONE, item_added("fc_2", "call_1", 1))
-    assert "its call_id is duplicate" in caplog.text
 
 
 def test_further_deltas_of_a_complete_call_are_ignored() -> None:
@@ -447,14 +337,6 @@ def test_call_with_status_incomplete_is_not_completed() -> None:
     assert result.whole_blocks == ()
     assert [b.metadata.get("kedge.partial") for b in result.blocks] == [True]
     assert replay([ONE, half, response_completed()]).status == "failed"
-
-
-def test_custom_call_is_correlated() -> None:
-    """A custom call with free-form input is correlated in the same way."""
-    events = decode(read_transcript("custom_tool"))
-    assert ToolCallStarted("call_patch", "apply", "ctc_68a4aa", 0, custom=True) in events
-    complete = next(event for event in events if isinstance(event, ToolCallCompleted))
-    assert (complete.custom, complete.arguments) == (True, "*** Begin\n+ naïve\n*** End")
 
 
 @given(st.permutations(range(9)))
