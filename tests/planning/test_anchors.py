@@ -41,11 +41,9 @@ def make_record(**facts: object) -> AnchorRecord:
         ({}, True),
         ({"block_count": 1}, False),
         ({"block_count": 3}, False),
-        ({"block_count": 4}, False),
         ({"block_count": 10**30}, False),
         ({"block_count": 0, "digest": prefix_digest(TURN, 0)}, False),
         ({"block_count": -1}, False),
-        ({"block_count": -1, "digest": "sha256:"}, False),
         ({"digest": ""}, False),
         ({"digest": prefix_digest(TURN, 2).removeprefix("sha256:")}, False),
         ({"digest": prefix_digest(TURN), "block_count": 3}, True),
@@ -146,11 +144,6 @@ def test_a_stored_prompt_hides_context(body: dict[str, object], hidden: bool) ->
     assert anchor_records.has_hidden_context(body) is hidden
 
 
-def test_depth_is_unlimited_by_default() -> None:
-    """A chain of any depth is accepted if the server has no known maximum depth."""
-    assert unavailable_reason(make_record(depth=10_000), scope="here", now=0.0) is None
-
-
 def test_every_reason_has_a_message() -> None:
     """Every reason for rejecting a candidate has a message."""
     assert set(planning.REASONS) == set(get_args(Reason))
@@ -200,15 +193,12 @@ def test_state_json_round_trip(state: ConversationState) -> None:
 
 @given(records())
 def test_record_json_round_trip(record: AnchorRecord) -> None:
-    """A record is unchanged after a JSON round trip, and its JSON form omits default values."""
+    """A record is unchanged after a JSON round trip."""
     form = json.loads(json.dumps(dump_record(record)))
     loaded = load_record(form)
     assert loaded == record
     assert loaded is not None
     assert json.dumps(dump_record(loaded)) == json.dumps(dump_record(record))
-    minimal = AnchorRecord("R", "s", "d", 1)
-    assert dump_record(minimal).keys() == {"response_id", "scope", "digest", "block_count"}
-    assert dump_record(record).keys() <= {each.name for each in structs.fields(AnchorRecord)}
 
 
 @given(states(), records())
@@ -242,14 +232,6 @@ def test_lost_responses_are_marked() -> None:
     assert state.previous_response_id == ""
     retained = ConversationState(None, "R1", "", anchors).mark_lost(["R3"])
     assert retained.previous_response_id == "R1"
-
-
-@given(json_values())
-def test_invalid_state_is_ignored(garbage: Any) -> None:
-    """A state that cannot be parsed causes a full send, not an error."""
-    if garbage is not None:
-        state = get_state(Turn([user("a")], data={STATE_KEY: garbage}))
-        assert isinstance(state, ConversationState)
 
 
 names = st.sampled_from([each.name for each in structs.fields(AnchorRecord)])
@@ -289,13 +271,6 @@ def test_record_with_an_invalid_member_is_rejected(wrong: dict[str, Any]) -> Non
     assert load_record({**form, **wrong}) is None
     assert load_record([form]) is None
     assert load_record({"response_id": "R"}) is None
-
-
-@for_each("counts", [[1], [1, 2, 3, 4, 5, "6"], [1, 2, 3, 4, 5, True], "123456", {}])
-def test_malformed_token_counts_are_missing(counts: object) -> None:
-    """A record with malformed token counts is loaded without them, because they prove nothing alone."""
-    form = {"response_id": "R", "scope": "s", "digest": "d", "block_count": 2}
-    assert load_record({**form, "counted": counts}) == AnchorRecord("R", "s", "d", 2)
 
 
 def test_drop_anchors() -> None:

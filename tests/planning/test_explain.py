@@ -1,8 +1,6 @@
 """``RequestPlan.explain`` describes a plan in a few lines of plain English."""
 
-from msgspec import structs
-
-from kedge.planning import ConversationState, get_state, set_state
+from kedge.planning import get_state, set_state
 from kedge.planning.explain import MAX_LISTED
 from kedge.turns import Turn, assistant, system, tool_call, user
 from planning.recorded_turns import (
@@ -56,15 +54,6 @@ def test_blocks_are_numbered_by_their_positions_in_the_turn() -> None:
     assert "(somewhere in blocks 4 to 6)" in reported
 
 
-def test_omitted_blocks_are_not_counted() -> None:
-    """The sentence has the number of blocks that are sent; reasoning that is left out is named apart."""
-    turn = add_response(Turn([user("a")]), "R1", reasoning_block("a"), message_block("a"))
-    plan = make_plan(turn.append(user("b")), scope="there")
-    assert plan.explain().startswith("Sending everything (3 blocks, ")
-    assert "Left out: 1 block of reasoning." in plan.explain()
-    assert (plan.delta_blocks, plan.full_blocks, len(plan.delta)) == (3, 3, 4)
-
-
 def test_truncated_turn_is_reported() -> None:
     """The explanation of a truncated Turn names the block where it now ends."""
     reported = make_plan(make_exchanges(3).take(4)).explain()
@@ -84,13 +73,6 @@ def test_a_fallback_explains_what_to_do() -> None:
     assert "stateless mode" in make_plan(turn, mode="stateless").explain()
 
 
-def test_a_conversation_object_is_named() -> None:
-    """The explanation names the conversation object that holds the rest."""
-    turn = add_response(Turn([user("a")]), "R1", mode="conversation", conversation_id="conv_7")
-    reported = make_plan(turn.append(user("b")), mode="conversation").explain()
-    assert "conversation conv_7 has the rest" in reported
-
-
 def test_problems_are_listed_up_to_a_limit() -> None:
     """Problems and rejected candidates beyond the limit are only counted."""
     calls = [tool_call("f", "{}", call_id=f"c{number}") for number in range(MAX_LISTED + 3)]
@@ -99,12 +81,5 @@ def test_problems_are_listed_up_to_a_limit() -> None:
     assert len(lines) == 1 + MAX_LISTED + 1
     assert lines[-1] == "Cannot be sent: 3 more of these."
     turn = make_exchanges(MAX_LISTED + 2)
-    none = set_state(
-        turn,
-        ConversationState(
-            anchors=tuple(
-                structs.replace(record, status="lost") for record in get_state(turn).anchors
-            )
-        ),
-    )
-    assert "Not used: 2 more." in make_plan(none).explain()
+    lost = get_state(turn).mark_lost([f"R{number + 1}" for number in range(MAX_LISTED + 2)])
+    assert "Not used: 2 more." in make_plan(set_state(turn, lost)).explain()

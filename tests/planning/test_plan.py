@@ -1,7 +1,6 @@
 """Request plans use the longest proved prefix, give a reason for each rejection or fallback, and never raise."""
 
 import contextlib
-import json
 from typing import Any
 
 import pytest
@@ -14,15 +13,12 @@ from kedge import planning
 from kedge.errors import Unsendable, UnsupportedBlock
 from kedge.planning import AnchorRecord, ConversationState, get_state, prefix_digest, set_state
 from kedge.planning.anchors import STATE_KEY, anchor_sort_key
-from kedge.planning.plan import is_fallback_reason
 from kedge.turns import (
     Turn,
     assistant,
     dumps,
     loads,
-    reasoning,
     system,
-    tool_call,
     tool_result,
     user,
 )
@@ -124,27 +120,6 @@ def test_chain_at_its_maximum_depth_causes_a_full_send() -> None:
     assert (planned.is_full, planned.fallback) == (True, "too_deep")
 
 
-@for_each("count", [0, -1, -99])
-def test_record_without_blocks_is_unproven(count: int) -> None:
-    """A record with a block count below one does not prove a prefix."""
-    turn = Turn([user("a")])
-    planned = make_plan(with_anchors(turn, AnchorRecord("R", SCOPE, prefix_digest(turn, 0), count)))
-    assert (planned.is_full, planned.fallback) == (True, "unproven")
-
-
-def test_longest_prefix_wins_then_newest() -> None:
-    """The longest prefix is used, then the newest record, regardless of the order of the records."""
-    turn = make_exchanges(2)
-    digest, count = prefix_digest(turn), planning.covered_count(turn)
-    anchor_records = [
-        AnchorRecord(f"S{at}", SCOPE, digest, count, created_at=float(at)) for at in (3, 9, 5)
-    ]
-    short = AnchorRecord("T", SCOPE, prefix_digest(turn, 2), 2, created_at=99.0)
-    state = ConversationState(anchors=(short, *anchor_records))
-    assert make_plan(set_state(turn, state)).previous_response_id == "S9"
-    assert make_plan(set_state(turn, state.mark_lost(["S9"]))).previous_response_id == "S5"
-
-
 def test_trailing_reasoning_of_the_anchor_is_not_resent() -> None:
     """Reasoning at the end of the anchor is in the delta, because no digest covers it, but is not sent."""
     turn = add_response(Turn([user("u")]), "R1", message_block("a"), reasoning_block("b"))
@@ -191,27 +166,6 @@ def test_two_providers_have_separate_chains() -> None:
     to_gamma = make_plan(turn, scope="gamma")
     assert (to_gamma.fallback, to_gamma.reason) == (None, "new")
     assert [each.reason for each in to_gamma.rejected] == ["scope", "scope"]
-
-
-def test_forks_have_separate_chains() -> None:
-    """Two branches of one Turn chain on their own responses."""
-    base = make_exchanges(1)
-    one = add_response(base.append(user("left")), "L").append(user("x"))
-    other = add_response(base.append(user("right")), "R").append(user("x"))
-    planned = [make_plan(turn).previous_response_id for turn in (one, other)]
-    assert planned == ["L", "R"]
-    mixed = set_state(other, structs.replace(get_state(other), anchors=get_state(one).anchors))
-    assert make_plan(mixed).previous_response_id == "R1"
-
-
-def test_stateless_mode_sends_everything() -> None:
-    """Stateless mode sends all blocks, and uses records only to decide about reasoning."""
-    turn = add_response(Turn([user("u")]), "R1", reasoning_block("a"), message_block("a"))
-    planned = make_plan(turn.append(user("next")), mode="stateless")
-    assert planned.is_full
-    assert planned.rejected == ()
-    types = [item["type"] for item in planned.input()]
-    assert types == ["message", "reasoning", "message", "message"]
 
 
 def test_conversation_mode_needs_the_newest_response_of_its_object() -> None:
@@ -291,15 +245,6 @@ def test_problems_are_listed_and_only_sending_raises() -> None:
     make_plan(answered).check()
 
 
-def test_byte_count_approximates_the_request_size() -> None:
-    """The byte count of a plan is close enough to the request size to show what chaining saves."""
-    call = tool_call("f", {"a": 1}, call_id="c")
-    turn = Turn([user("x" * 500), call, tool_result("c", "y" * 80)])
-    planned = make_plan(turn)
-    size = len(json.dumps(planned.input()))
-    assert 0.8 * size < planned.full_bytes < 1.3 * size
-
-
 record_forms = st.fixed_dictionaries(
     {
         "response_id": st.sampled_from(["", "R1", "resp_1"]),
@@ -358,14 +303,6 @@ def test_valid_record_among_invalid_ones_is_found(turn: Turn, noise: list[Anchor
         assert planned.previous_response_id == "R"
 
 
-def test_reasoning_added_by_the_caller_has_no_effect() -> None:
-    """Reasoning added by the caller is not part of a digest and is not sent."""
-    turn = make_exchanges(1).append(reasoning("I think"), user("next"))
-    planned = make_plan(turn)
-    assert planned.previous_response_id == "R1"
-    assert [item["type"] for item in planned.input()] == ["message"]
-
-
 ANSWERED = add_response(Turn([user("a")]), "R1").append(user("b"))
 
 
@@ -404,12 +341,6 @@ def test_full_send_has_a_reason(turn: Turn, options: dict[str, Any], reason: str
     """A full send has a reason; it is a fallback only if the server could not do what was requested."""
     plan = make_plan(turn, **options)
     assert (plan.reason, plan.fallback) == (reason, reason if reason == "scope" else None)
-
-
-def test_chained_request_has_no_reason_to_fall_back() -> None:
-    """A request with an anchor is no full send."""
-    assert make_plan(ANSWERED).fallback is None
-    assert not is_fallback_reason("")
 
 
 def reason_of_mode(turn: Turn, mode_reason: str) -> tuple[str, str | None]:

@@ -1,17 +1,13 @@
 """Recording a response: its blocks are tagged, its anchor record is added if valid, and it is found by its tags."""
 
-import logging
 import random
 from collections.abc import Callable
 
-import pytest
 from msgspec import structs
 
 from for_each import for_each
 from kedge import planning
-from kedge.observe import TRACE
-from kedge.observe.logs import get_fields
-from kedge.planning import anchor_problem, find_best_anchor, find_running, get_state, tags
+from kedge.planning import anchor_problem, find_best_anchor, find_running, get_state
 from kedge.planning.anchors import MAX_STALE_ANCHORS, drop_changed_anchors
 from kedge.turns import Block, Source, Turn, assistant, system, tool_call, tool_result, user
 from planning import recorded_turns
@@ -186,53 +182,30 @@ def tagged(*names: str) -> list[Block]:
     return [make[kind](source) for kind, _, source in (name.partition(" ") for name in names)]
 
 
-# The fourteen reference scenarios of the lookup by tags, and their names, come from the original specification. It
-# considered three changes harmless that are not; each of them has a test here.
 @for_each(
-    ("name", "blocks", "expected"),
+    ("blocks", "response_id", "best", "is_valid", "after"),
     [
-        ("Empty Turn", [], ""),
-        ("Single Response, No Middleware", ["user", "answer A", "call A"], "A"),
-        ("Single Response, Middleware Appended", ["user", "answer A", "call A", "result"], "A"),
-        ("Multiple Responses", ["user", "answer A", "result", "answer B"], "B"),
-        ("Middleware Inserted in Middle", ["user", "answer A", "user", "call A"], ""),
-        ("All Middleware Blocks", ["user", "system", "result"], ""),
+        ([], "A", "", False, 0),
+        (["user", "system", "result"], "A", "", False, 0),
+        (["user", "answer A", "call A"], "A", "A", True, 0),
+        (["answer A", "call A", "result"], "A", "A", True, 1),
+        (["user", "answer A", "result", "answer B"], "A", "B", True, 2),
+        (["user", "answer A", "user", "call A"], "A", "", False, 0),
+        (["user", "answer A"], "B", "A", False, 0),
     ],
 )
-def test_find_best_anchor(name: str, blocks: list[str], expected: str) -> None:
-    """``find_best_anchor`` returns the newest contiguous response in the six reference scenarios."""
-    assert find_best_anchor(Turn(tagged(*blocks))) == expected
-
-
-@for_each(
-    ("name", "blocks", "response_id", "expected"),
-    [
-        ("Valid Contiguous Sequence", ["user", "answer A", "call A"], "A", True),
-        ("Non-contiguous (Gap)", ["answer A", "user", "answer A"], "A", False),
-        ("Non-existent Response ID", ["answer A"], "B", False),
-        ("Single Block", ["answer A"], "A", True),
-    ],
-)
-def test_is_valid_anchor(name: str, blocks: list[str], response_id: str, expected: bool) -> None:
-    """``is_valid_anchor`` accepts only contiguous responses in the four reference scenarios."""
-    assert planning.is_valid_anchor(Turn(tagged(*blocks)), response_id) is expected
-
-
-@for_each(
-    ("name", "blocks", "response_id", "count"),
-    [
-        ("Blocks After Anchor", ["user", "answer A", "result", "user"], "A", 2),
-        ("No Blocks After", ["user", "answer A"], "A", 0),
-        ("Anchor Not Found", ["user", "answer A"], "B", 0),
-        ("Multiple Blocks with Same Anchor", ["answer A", "call A", "result"], "A", 1),
-    ],
-)
-def test_blocks_after_response(name: str, blocks: list[str], response_id: str, count: int) -> None:
-    """``blocks_after_response`` returns the blocks after a response's last block."""
+def test_responses_are_found_by_their_tags(
+    blocks: list[str], response_id: str, best: str, is_valid: bool, after: int
+) -> None:
+    """The newest contiguous response is the best anchor, and the blocks after a response are found."""
     turn = Turn(tagged(*blocks))
-    assert planning.blocks_after_response(turn, response_id) == list(turn)[len(blocks) - count :]
+    assert find_best_anchor(turn) == best
+    assert planning.is_valid_anchor(turn, response_id) is is_valid
+    assert planning.blocks_after_response(turn, response_id) == list(turn)[len(blocks) - after :]
 
 
+# Three changes that a lookup by tags considers harmless.
+# Three changes that a lookup by tags considers harmless.
 CHANGES: dict[str, Callable[[Turn], Turn]] = {
     "remove a call": lambda turn: turn.remove(turn[3].id),  # the remaining blocks are contiguous
     "edit the answer": lambda turn: turn.edit(
@@ -292,48 +265,3 @@ def test_tags_on_other_blocks_do_not_move_an_anchor() -> None:
     longer = turn.append(assistant("said", source=Source("R2")))
     assert anchor_problem(longer, "R2") == "changed"
     assert find_best_anchor(longer) == "R1"
-
-
-def test_anchor_lookup_reads_a_turn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of invalid responses are rejected in a single pass over the Turn."""
-    turn = make_exchanges(300)
-    edited = turn.edit(turn[0].id, user("edited"))
-    passes: list[Turn] = []
-    group = tags._group_by_response
-    monkeypatch.setattr(tags, "_group_by_response", lambda turn: passes.append(turn) or group(turn))
-    assert find_best_anchor(edited) == ""
-    assert find_best_anchor(turn) == "R300"
-    assert passes == [edited, turn]
-
-
-def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The result is logged at DEBUG and each rejected candidate at TRACE, with ids as fields."""
-    turn = make_exchanges(2)
-    edited = turn.edit(turn[2].id, user("edited"))
-    with caplog.at_level(TRACE, "kedge.planning"):
-        find_best_anchor(edited)
-        find_best_anchor(Turn())
-        planning.blocks_after_response(turn, "R1")
-        planning.is_valid_anchor(turn, "R2")
-    logged = [(record.levelname, record.getMessage()) for record in caplog.records]
-    assert logged == [
-        ("TRACE", "responses in the Turn, newest first: ['R2', 'R1']"),
-        ("TRACE", "anchor is not valid: changed"),
-        ("TRACE", "anchor is valid"),
-        ("DEBUG", "best anchor by tags: R1"),
-        ("TRACE", "responses in the Turn, newest first: []"),
-        ("DEBUG", "no valid anchor by tags among 0 responses"),
-        ("DEBUG", "2 blocks after the response"),
-        ("TRACE", "anchor is valid"),
-    ]
-    assert get_fields(caplog.records[1]) == {"response_id": "R2", "turn_id": edited.id}
-
-
-def test_tagging_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Tagging blocks is logged, also for a response without an id, which cannot be an anchor."""
-    with caplog.at_level(logging.DEBUG, "kedge.planning"):
-        add_response(Turn([user("u")]), "R1")
-        add_response(Turn([user("u")]), "")
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages[:2] == ["tagged 1 blocks", "tagged 1 blocks"]
-    assert messages[2].startswith("no anchor: the response has no id")

@@ -137,12 +137,6 @@ def test_consecutive_reasoning_is_sent_together() -> None:
     assert item_ids(render_full(answered(*gap, message_block("x")))) == ["", "rs_c", "msg_x"]
 
 
-def test_many_consecutive_reasoning_blocks() -> None:
-    """Thousands of consecutive reasoning blocks are rendered in one pass."""
-    run = [reasoning_block(str(number)) for number in range(3_000)]
-    assert len(render_full(answered(*run, message_block("x")))) == 3_002
-
-
 def test_copied_output_has_neither_reasoning_nor_ids() -> None:
     """Copied output is sent without reasoning and ids, because a server rejects duplicate items."""
     turn = answered(reasoning_block("a"), message_block("a"))
@@ -198,14 +192,6 @@ def test_scopes_of_conversation_objects_belong_to_their_provider() -> None:
     elsewhere = tuple(structs.replace(record, scope="here two") for record in state.anchors)
     other = set_state(turn, structs.replace(state, anchors=elsewhere))
     assert "reasoning" not in item_types(render_full(other))
-
-
-def test_rendering_starts_at_the_newest_valid_compaction() -> None:
-    """Rendering starts at a compaction created by the server while its record matches the Turn."""
-    turn = compacted().append(user("next"))
-    assert item_types(render_full(turn)) == ["compaction", "assistant", "user"]
-    assert make_plan(turn).previous_response_id == "R3"
-    assert make_plan(turn, mode="stateless").full_blocks == 3
 
 
 def test_edit_before_a_compaction_invalidates_it() -> None:
