@@ -6,61 +6,34 @@ from for_each import for_each
 from kedge.server.schema.requests import check_create
 from kedge.turns import Turn, block_from_item, dumps, item_from_block, loads
 
+COMPLETED = {"status": "completed"}
+CALL = {**COMPLETED, "call_id": "call_1"}
+MCP = {"name": "n", "arguments": "{}", "server_label": "s"}
 ITEMS: list[dict[str, Any]] = [
-    {
-        "type": "web_search_call",
-        "id": "ws_1",
-        "status": "completed",
-        "action": {"type": "search", "query": "x"},
-    },
-    {
-        "type": "file_search_call",
-        "id": "fs_1",
-        "status": "completed",
-        "queries": ["a"],
-        "results": None,
-    },
-    {
-        "type": "code_interpreter_call",
-        "id": "ci_1",
-        "status": "completed",
-        "code": "1",
-        "container_id": "c",
-        "outputs": [],
-    },
-    {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "eA=="},
-    {"type": "mcp_call", "id": "mcp_1", "name": "n", "arguments": "{}", "server_label": "s"},
-    {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "s", "tools": []},
-    {
-        "type": "mcp_approval_request",
-        "id": "mcpr_1",
-        "name": "n",
-        "arguments": "{}",
-        "server_label": "s",
-    },
-    {
-        "type": "computer_call",
-        "id": "cu_1",
-        "call_id": "call_1",
-        "status": "completed",
-        "action": {"type": "screenshot"},
-        "pending_safety_checks": [],
-    },
-    {
-        "type": "apply_patch_call",
-        "id": "apc_1",
-        "call_id": "call_1",
-        "status": "completed",
-        "operation": {"type": "create_file", "path": "x", "diff": "y"},
-    },
-    {
-        "type": "local_shell_call",
-        "id": "lsh_1",
-        "call_id": "call_1",
-        "status": "completed",
-        "action": {"type": "exec", "command": ["ls"], "env": {}},
-    },
-    {"type": "compaction", "id": "cmp_1", "encrypted_content": "x"},
+    {"type": kind, "id": f"{prefix}_1", **members}
+    for kind, prefix, members in (
+        ("web_search_call", "ws", {**COMPLETED, "action": {"type": "search", "query": "x"}}),
+        ("file_search_call", "fs", {**COMPLETED, "queries": ["a"], "results": None}),
+        (
+            "code_interpreter_call",
+            "ci",
+            {**COMPLETED, "code": "1", "container_id": "c", "outputs": []},
+        ),
+        ("image_generation_call", "ig", {**COMPLETED, "result": "eA=="}),
+        ("mcp_call", "mcp", MCP),
+        ("mcp_approval_request", "mcpr", MCP),
+        (
+            "computer_call",
+            "cu",
+            {**CALL, "action": {"type": "screenshot"}, "pending_safety_checks": []},
+        ),
+        (
+            "local_shell_call",
+            "lsh",
+            {**CALL, "action": {"type": "exec", "command": ["ls"], "env": {}}},
+        ),
+        ("compaction", "cmp", {"encrypted_content": "x"}),
+    )
 ]
 
 

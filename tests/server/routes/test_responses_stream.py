@@ -4,14 +4,13 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-import httpx2
 import pytest
 from openai import OpenAI
 
 from for_each import for_each
 from kedge.server.models import OutputEvent, PracticeModel, Prompt
 from kedge.testing import TestServer, serve
-from server.conftest import CheckEvent, Scripted, ask, open_client
+from server.conftest import CheckEvent, Scripted, open_client
 
 Stream = Callable[..., list[dict[str, Any]]]
 
@@ -61,17 +60,24 @@ TEXT_EVENTS = [
 ]  # fmt: skip
 
 
-def test_message_events_have_the_documented_order(server: TestServer, stream: Stream) -> None:
+@for_each(
+    ("body", "end", "reason"),
+    [({}, "completed", None), ({"max_output_tokens": 16}, "incomplete", "max_output_tokens")],
+)
+def test_message_events_have_the_documented_order(
+    stream: Stream, body: dict[str, Any], end: str, reason: str | None
+) -> None:
     """The events open and close the response, the item, its part and its text."""
-    events = stream(server, input="hello there")
-    assert event_types(events) == [*START_EVENTS, *TEXT_EVENTS, "completed"]
+    with serve() as server:
+        events = stream(server, input="word " * 100, **body)
+    assert event_types(events) == [*START_EVENTS, *TEXT_EVENTS, end]
     text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
     response = events[-1]["response"]
     assert response["output"][0]["content"][0]["text"] == text
-    assert events[2]["item"]["content"] == []
-    assert events[2]["item"]["status"] == "in_progress"
-    assert events[0]["response"]["status"] == "in_progress"
-    assert events[0]["response"]["output"] == []
+    assert response["output"][0]["status"] == end
+    assert (response["incomplete_details"] or {}).get("reason") == reason
+    assert (events[2]["item"]["content"], events[2]["item"]["status"]) == ([], "in_progress")
+    assert (events[0]["response"]["output"], events[0]["response"]["status"]) == ([], "in_progress")
 
 
 def name_item_events(*names: str) -> list[str]:
@@ -106,52 +112,19 @@ def test_argument_deltas_have_only_the_item_id(scripted: Scripted, stream: Strea
     assert events[-1]["response"]["output"][1]["arguments"] == text
 
 
-def test_reasoning_text_is_hidden_by_default(scripted: Scripted, stream: Stream) -> None:
-    """A reasoning item has encrypted content when it is done, but no text."""
-    with serve(model=scripted({"think": "Secret.", "say": "Hi."})) as server:
+def test_reasoning_is_hidden_and_a_refusal_has_its_own_events(
+    scripted: Scripted, stream: Stream
+) -> None:
+    """A finished reasoning item has encrypted content and no text; a refusal is sent as refusal deltas."""
+    with serve(model=scripted({"think": "Secret.", "refuse": "I will not."})) as server:
         events = stream(server, input="x", include=["reasoning.encrypted_content"])
-    assert event_types(events) == [*START_EVENTS, *name_item_events(), *TEXT_EVENTS, "completed"]
+    names = [name.replace("output_text", "refusal") for name in TEXT_EVENTS]
+    assert event_types(events) == [*START_EVENTS, *name_item_events(), *names, "completed"]
     assert "encrypted_content" not in events[2]["item"]
     assert events[3]["item"]["encrypted_content"]
     assert "Secret" not in json.dumps(events)
-
-
-def test_a_refusal_has_events_of_its_own(scripted: Scripted, stream: Stream) -> None:
-    """A refusal of the model is sent as refusal deltas, not as text deltas."""
-    with serve(model=scripted({"refuse": "I will not."})) as server:
-        events = stream(server, input="x")
-    names = [name.replace("output_text", "refusal") for name in TEXT_EVENTS]
-    assert event_types(events) == [*START_EVENTS, *names, "completed"]
-    assert events[-1]["response"]["output"][0]["content"] == [
-        {"type": "refusal", "refusal": "I will not."}
-    ]
-
-
-def test_stream_at_the_token_limit_ends_incomplete(server: TestServer, stream: Stream) -> None:
-    """The last event of a stream that reaches the token limit contains the reason and the output."""
-    events = stream(server, input="word " * 100, max_output_tokens=16)
-    assert event_types(events) == [*START_EVENTS, *TEXT_EVENTS, "incomplete"]
-    response = events[-1]["response"]
-    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert response["output"][0]["status"] == "incomplete"
-
-
-def test_errors_before_the_stream_are_plain_json(http: httpx2.Client) -> None:
-    """A rejected request gets a JSON error instead of a stream."""
-    body = {"model": "m", "stream": True, "input": "x", "previous_response_id": "resp_x"}
-    answer = http.post("/v1/responses", json=body)
-    assert answer.status_code == 400
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.json()["error"]["code"] == "previous_response_not_found"
-
-
-def test_official_client_reads_a_stream(client: OpenAI, server: TestServer) -> None:
-    """The client's accumulated response equals the stored one and can be continued."""
-    with client.responses.stream(model="m", input="one") as response_stream:
-        final = response_stream.get_final_response()
-    assert client.responses.retrieve(final.id).output_text == final.output_text
-    ask(client, "two", final.id)
-    assert len(server.requests[-1].context or ()) == 3
+    refusal = {"type": "refusal", "refusal": "I will not."}
+    assert events[-1]["response"]["output"][1]["content"] == [refusal]
 
 
 def test_special_characters_are_unchanged(client: OpenAI) -> None:
@@ -164,7 +137,7 @@ def test_special_characters_are_unchanged(client: OpenAI) -> None:
 
 @for_each("stored", [True, False])
 def test_model_error_fails_the_stream(stored: bool, stream: Stream) -> None:
-    """The stream ends with an error event and the failed response, which cannot be continued."""
+    """The stream ends with an error and the failed response, which cannot be continued; else it is a 500 error."""
     with serve(model=FailingModel()) as server, open_client(server) as http:
         events = stream(server, input="x", store=stored)
         assert event_types(events) == [*START_EVENTS, *TEXT_EVENTS[:3], "error", "failed"]
@@ -176,14 +149,8 @@ def test_model_error_fails_the_stream(stored: bool, stream: Stream) -> None:
             body = {"model": "m", "input": "x", "previous_response_id": failed["id"]}
             after = http.post("/v1/responses", json=body).json()
             assert after["error"]["code"] == "previous_response_not_completed"
-
-
-def test_model_error_without_a_stream_is_a_server_error() -> None:
-    """Without a stream, the client gets a 500 error in the format of the API."""
-    with serve(model=FailingModel()) as server, open_client(server) as http:
-        answer = http.post("/v1/responses", json={"model": "m", "input": "x"})
-    assert answer.status_code == 500
-    assert answer.json()["error"]["type"] == "server_error"
+        answer = http.post("/v1/responses", json={"model": "m", "input": "x", "store": stored})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
 
 
 class FailingModel(PracticeModel):

@@ -56,17 +56,28 @@ def stream_chunks(client: OpenAI, **params: Any) -> list[dict[str, Any]]:
 
 
 def test_model_sees_the_complete_chat(server: TestServer, client: OpenAI) -> None:
-    """The model sees every message, and the recorded request contains its context."""
-    texts = {"Be kind.": "system", "One": "user", "Yes": "assistant", "Two": "user"}
+    """The model sees every message, and images and files as parts of the Responses API."""
+    pdf = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,"}
+    parts: Any = [
+        {"type": "text", "text": "Two"},
+        {"type": "image_url", "image_url": {"url": PICTURE, "detail": "low"}},
+        {"type": "file", "file": pdf},
+    ]
+    texts = {"Be kind.": "system", "One": "user", "Yes": "assistant"}
     messages = [make_message(text, role) for text, role in texts.items()]
-    messages.append(make_message("What did I say first?"))
+    messages += [make_message(parts), make_message("What did I say first?")]
     create = client.chat.completions.with_raw_response.create
     body = check_completion(create(model="practice", messages=messages))
     assert body["choices"][0]["message"]["content"] == 'You said first: "One"'
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["id"].startswith("chatcmpl-")
-    context = server.requests[-1].context or ()
-    assert [item["role"] for item in context] == [*texts.values(), "user"]
+    context = list(server.requests[-1].context or ())
+    assert [item["role"] for item in context] == [*texts.values(), "user", "user"]
+    assert context[3]["content"] == [
+        {"type": "input_text", "text": "Two"},
+        {"type": "input_image", "image_url": PICTURE, "detail": "low"},
+        {"type": "input_file", **pdf},
+    ]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -124,22 +135,6 @@ def test_reasoning_content_is_sent_and_accepted(server: TestServer, client: Open
     assert [item["type"] for item in context] == ["message", "reasoning", "message", "message"]
 
 
-def test_images_and_files_are_sent(server: TestServer, client: OpenAI) -> None:
-    """Images and files reach the model as parts of the Responses API."""
-    pdf = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,"}
-    parts: Any = [
-        {"type": "text", "text": "What is this?"},
-        {"type": "image_url", "image_url": {"url": PICTURE, "detail": "low"}},
-        {"type": "file", "file": pdf},
-    ]
-    complete(client, make_message(parts))
-    assert next(iter(server.requests[-1].context or ()))["content"] == [
-        {"type": "input_text", "text": "What is this?"},
-        {"type": "input_image", "image_url": PICTURE, "detail": "low"},
-        {"type": "input_file", **pdf},
-    ]
-
-
 @for_each(
     ("params", "reason", "text"),
     [
@@ -159,16 +154,18 @@ def test_token_limit_and_stop_sequences_end_the_answer(
     assert len(choice.message.content) < 20
 
 
-def test_refusal_has_its_own_member() -> None:
-    """A refusal of the model is in ``refusal``, and ``content`` is null."""
+def test_a_refusal_has_its_own_member_and_a_long_chat_is_rejected() -> None:
+    """``content`` of a refusal is null; a chat above the context window is an error with a code."""
     script = Script.from_data({"answers": [{"refuse": "No."}]})
     with (
-        serve(model=PracticeModel(script)) as server,
-        OpenAI(base_url=server.base_url, api_key="any") as client,
+        serve(model=PracticeModel(script, window=50)) as server,
+        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
     ):
-        response = complete(client, "Sing")
-    assert response.choices[0].message.refusal == "No."
-    assert response.choices[0].message.content is None
+        message = complete(client, "Sing").choices[0].message
+        assert (message.refusal, message.content) == ("No.", None)
+        with pytest.raises(openai.BadRequestError, match="50 tokens") as exc_info:
+            complete(client, "many words " * 100)
+    assert exc_info.value.code == "context_length_exceeded"
 
 
 def test_custom_tools_are_called_with_text(client: OpenAI) -> None:
@@ -182,18 +179,6 @@ def test_custom_tools_are_called_with_text(client: OpenAI) -> None:
     replayed = message.model_dump(exclude_none=True)
     last = complete(client, question, replayed, result, tools=[tool])
     assert last.choices[0].message.content == "run_code says: 1."
-
-
-def test_chat_above_the_context_window_is_rejected() -> None:
-    """A chat longer than the context window is rejected with ``context_length_exceeded``."""
-    with (
-        serve(model=PracticeModel(window=50)) as server,
-        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
-        pytest.raises(openai.BadRequestError) as exc_info,
-    ):
-        complete(client, "many words " * 100)
-    assert exc_info.value.code == "context_length_exceeded"
-    assert "50 tokens" in exc_info.value.message
 
 
 FAULTS: list[tuple[str, type[Exception]]] = [
@@ -218,48 +203,34 @@ def test_faults_apply_to_chats(
     assert complete(client, "Hello").choices
 
 
-@for_each(("fault", "expected"), [("omit_call_id", None), ("empty_call_id", "")])
-def test_fault_omits_call_ids(
-    server: TestServer, client: OpenAI, fault: str, expected: object
-) -> None:
-    """A fault omits or empties the ids of tool calls with and without streaming."""
+@for_each(
+    ("fault", "expected"),
+    [("omit_call_id", None), ("empty_call_id", ""), ("omit_response_id", None)],
+)
+def test_fault_omits_ids(server: TestServer, client: OpenAI, fault: str, expected: object) -> None:
+    """A fault omits or empties the ids of tool calls, or of the completion, with and without streaming."""
     server.faults.clear()
     server.faults.set(fault)
     params: Any = {"messages": [make_message("call get_weather in Rome")], "tools": [WEATHER]}
-    response = client.chat.completions.with_raw_response.create(model="practice", **params)
-    message = response.http_response.json()["choices"][0]["message"]
+    raw = client.chat.completions.with_raw_response.create(model="practice", **params)
+    body = raw.http_response.json()
+    if fault == "omit_response_id":
+        assert "id" not in body
+        return
     deltas = [chunk["choices"][0]["delta"] for chunk in stream_chunks(client, **params)]
     first = next(delta["tool_calls"][0] for delta in deltas if delta.get("tool_calls"))
-    assert message["tool_calls"][0].get("id") == first.get("id") == expected
+    call = body["choices"][0]["message"]["tool_calls"][0]
+    assert call.get("id") == first.get("id") == expected
     assert first["function"]["name"] == "get_weather"
 
 
-def test_faults_duplicate_and_reorder_chunks(server: TestServer, client: OpenAI) -> None:
-    """Faults duplicate or reorder chunks without losing any."""
+def test_faults_reorder_chunks_or_do_not_apply(server: TestServer, client: OpenAI) -> None:
+    """No reordered chunk is lost, and a fault that does not apply to chats is not consumed."""
     expected = stream_chunks(client, messages=[make_message("a b c")])
-    server.faults.set("duplicate_events")
-    assert len(stream_chunks(client, messages=[make_message("a b c")])) == 2 * len(expected)
-    server.faults.clear()
-    server.faults.set("reorder_events")
+    server.faults.set("reorder_events", times=1)
+    for fault in ("forget_all", "refuse_empty_input", "refuse_previous_response_id=zdr"):
+        server.faults.set(fault, times=1)
     mixed = stream_chunks(client, messages=[make_message("a b c")])
     assert [chunk["choices"][0]["delta"].get("role") for chunk in mixed[:2]] == [None, "assistant"]
     assert len(mixed) == len(expected)
-
-
-def test_fault_omits_the_completion_id(server: TestServer, client: OpenAI) -> None:
-    """A fault omits the id of a completion."""
-    server.faults.set("omit_response_id")
-    raw = client.chat.completions.with_raw_response.create(
-        model="practice", messages=[make_message("Hello")]
-    )
-    assert "id" not in raw.http_response.json()
-
-
-def test_faults_of_stored_responses_do_not_apply_to_chats(
-    server: TestServer, client: OpenAI
-) -> None:
-    """A fault that does not apply to a request is not consumed."""
-    for fault in ("forget_all", "refuse_empty_input", "refuse_previous_response_id=zdr"):
-        server.faults.set(fault, times=1)
-    assert complete(client, "Hello").choices[0].message.content
     assert len(server.faults.armed) == 3

@@ -7,8 +7,6 @@ import pytest
 from for_each import for_each
 from kedge.server.errors import ApiError
 from kedge.server.routes.chat_requests import parse_request
-from kedge.testing import TestServer
-from server.conftest import open_client
 
 USER = {"role": "user", "content": "Hello"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -30,7 +28,6 @@ ASSISTANT = {"role": "assistant", "content": None}
 INVALID_MESSAGES: list[tuple[list[Any], str, str]] = [
     ([], "messages", "empty array"),
     ([{"content": "x"}], "messages[0].role", "Missing required parameter"),
-    ([{"role": "user"}], "messages[0].content", "Missing required parameter"),
     ([{**USER, "mood": "x"}], "messages[0].mood", "Unknown parameter"),
     ([{**USER, "content": None}], "messages[0].content", "but got null"),
     (
@@ -38,23 +35,12 @@ INVALID_MESSAGES: list[tuple[list[Any], str, str]] = [
         "messages[0].content[0].type",
         "Supported values are: 'text', 'image_url', 'input_audio', and 'file'.",
     ),
-    (
-        [{"role": "system", "content": [{"type": "image_url"}]}],
-        "messages[0].content[0].type",
-        "Supported values are: 'text'.",
-    ),
     ([USER, RESULT_MESSAGE], "messages.[1].role", "must be a response to a preceeding"),
     ([USER, CALL_MESSAGE, USER], "messages.[2].role", "did not have response messages: call_1"),
-    ([USER, CALL_MESSAGE], "messages.[2].role", "did not have response messages"),
     (
         [USER, CALL_MESSAGE, {**RESULT_MESSAGE, "tool_call_id": "call_2"}],
         "messages.[2].tool_call_id",
         "'tool_call_id' of 'call_2' not found",
-    ),
-    (
-        [USER, CALL_MESSAGE, RESULT_MESSAGE, USER, RESULT_MESSAGE],
-        "messages.[4].role",
-        "must be a response",
     ),
     ([USER, {**CALL_MESSAGE, "tool_calls": []}], "messages[1].tool_calls", "empty array"),
     ([USER, ASSISTANT], "messages.[1].content", "expected a string, got null"),
@@ -68,11 +54,8 @@ ONLY_TOOLS = "only allowed when 'tools' are specified"
 OTHER_CHOICE = {"type": "function", "function": {"name": "g"}}
 INVALID_MEMBERS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"model": ...}, "model", "Missing required parameter: 'model'."),
-    ({"messages": ...}, "messages", "Missing required parameter: 'messages'."),
     ({"model": ""}, "model", "does not exist"),
-    ({"model": 5}, "model", "expected a string, but got an integer"),
     ({"messages": "Hello"}, "messages", "expected an array of objects"),
-    ({"input": "x"}, "input", "Unknown parameter: 'input'."),
     ({"temprature": 1}, "temprature", "Did you mean 'temperature'?"),
     ({"temperature": 3}, "temperature", "decimal above maximum value"),
     ({"n": 2}, "n", "one choice"),
@@ -81,7 +64,6 @@ INVALID_MEMBERS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed when 'stream'"),
     ({"tool_choice": "auto"}, "tool_choice", ONLY_TOOLS),
     ({"parallel_tool_calls": False}, "parallel_tool_calls", ONLY_TOOLS),
-    ({"tools": [{"type": "function"}]}, "tools[0].function", "Missing required parameter"),
     ({"tools": [{"type": "function", "name": "f"}]}, "tools[0].function", "Missing required"),
     (
         {"tools": [TOOL], "tool_choice": OTHER_CHOICE},
@@ -90,12 +72,6 @@ INVALID_MEMBERS: list[tuple[dict[str, Any], str | None, str]] = [
     ),
     ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "at the same time"),
     ({"response_format": {"type": "json_object"}}, "messages", "must contain the word 'json'"),
-    (
-        {"response_format": {"type": "json_schema"}},
-        "response_format.json_schema",
-        "Missing required parameter",
-    ),
-    ({"functions": []}, "functions", "Unknown parameter"),
 ]
 INVALID_REQUESTS = [
     *INVALID_MEMBERS,
@@ -116,15 +92,8 @@ def test_invalid_request_is_rejected(
 
 
 VALID_REQUESTS: list[dict[str, Any]] = [
-    make_request(),
-    talk(USER, CALL_MESSAGE, RESULT_MESSAGE),
     talk(USER, USER, {"role": "assistant", "content": "x"}),
-    talk(
-        USER,
-        {**CALL_MESSAGE, "tool_calls": [CALL, {**CALL, "id": "c2"}]},
-        RESULT_MESSAGE,
-        {**RESULT_MESSAGE, "tool_call_id": "c2"},
-    ),
+    talk(USER, CALL_MESSAGE, RESULT_MESSAGE),
     talk({"role": "developer", "content": [{"type": "text", "text": "x"}]}, USER),
     make_request(tools=[TOOL], tool_choice="required", parallel_tool_calls=False),
     make_request(stop=None, temperature=None, max_tokens=None, response_format={"type": "text"}),
@@ -167,18 +136,3 @@ def test_parameters_are_converted_to_the_responses_api() -> None:
         "truncation": "disabled",
         "stop": ("END",),
     }
-
-
-def test_errors_have_openais_format(server: TestServer) -> None:
-    """An error has OpenAI's four members, and a request id in the headers."""
-    with open_client(server) as http:
-        answer = http.post("/v1/chat/completions", json={"model": "x"})
-    assert answer.status_code == 400
-    assert answer.json()["error"] == {
-        "message": "Missing required parameter: 'messages'.",
-        "type": "invalid_request_error",
-        "param": "messages",
-        "code": "missing_required_parameter",
-    }
-    assert answer.headers["x-request-id"].startswith("req_")
-    assert "request-id" not in answer.text

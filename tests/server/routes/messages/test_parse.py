@@ -44,20 +44,14 @@ def say(*blocks: Any, role: str = "user") -> dict[str, Any]:
 
 INVALID_MESSAGES: list[tuple[list[Any], str]] = [
     ([], "messages: at least one message is required"),
-    ([{"role": "user"}], "messages.0.content: Field required"),
     ([{**USER, "role": "tool"}], "messages.0.role: Input should be 'user', "),
     ([{**USER, "content": ""}], "messages.0: all messages must have non-empty"),
     ([say({"type": "text", "text": " "})], "messages: text content blocks must be non-empty"),
     ([say({"type": "text"})], "messages.0.content.0.text: Field required"),
     ([{**USER, "role": "system"}], "first message must use the"),
     ([USER, ASSISTANT], "does not support assistant message"),
-    ([USER, CALL_MESSAGE], NO_RESULT),
     ([USER, CALL_MESSAGE, USER], NO_RESULT),
     ([USER, CALL_MESSAGE, say(TEXT, RESULT)], NO_RESULT),
-    (
-        [RESULT_MESSAGE],
-        "messages.0.content.0: unexpected `tool_use_id` found in `tool_result` blocks: toolu_1.",
-    ),
     (
         [USER, CALL_MESSAGE, RESULT_MESSAGE, ASSISTANT, RESULT_MESSAGE],
         "messages.4.content.0: unexpected `tool_use_id`",
@@ -78,14 +72,10 @@ INVALID_MESSAGES: list[tuple[list[Any], str]] = [
 ]
 THINKING = {"type": "enabled", "budget_tokens": 1024}
 INVALID_MEMBERS: list[tuple[dict[str, Any], str]] = [
-    ({"model": ...}, "model: Field required"),
     ({"max_tokens": ...}, "max_tokens: Field required"),
-    ({"messages": ...}, "messages: Field required"),
     ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
-    ({"max_tokens": "5"}, "max_tokens: Input should be a valid integer"),
     ({"mood": 1}, "mood: Extra inputs are not permitted"),
     ({"temperature": 1}, "temperature: Extra inputs are not permitted"),
-    ({"tools": [{"name": "f"}]}, "tools.0.input_schema: Field required"),
     ({"tools": [TOOL, TOOL]}, "tools: Tool names must be unique."),
     ({"tools": [{**TOOL, "name": "a b"}]}, "tools.0.name: String should match pattern"),
     (
@@ -96,10 +86,6 @@ INVALID_MEMBERS: list[tuple[dict[str, Any], str]] = [
     (
         {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}},
         "Tool 'g' not found in provided tools",
-    ),
-    (
-        {"thinking": {"type": "enabled", "budget_tokens": 5}},
-        "thinking.budget_tokens: Input should be greater than or equal to 1024",
     ),
     (
         {"thinking": {"type": "enabled", "budget_tokens": 2000}},
@@ -129,16 +115,12 @@ def test_invalid_request_is_rejected(members: dict[str, Any], message: str) -> N
 
 
 VALID_REQUESTS: list[dict[str, Any]] = [
-    make_request(),
     talk(USER, USER),
-    talk(USER, CALL_MESSAGE, RESULT_MESSAGE),
     talk(USER, CALL_MESSAGE, say(RESULT, TEXT)),
     talk(USER, CALL_MESSAGE, RESULT_MESSAGE, USER),
     talk(USER, {"role": "system", "content": "Now in French."}),
     make_request(system=[{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]),
-    make_request(tools=[{**TOOL, "type": "custom"}], tool_choice={"type": "auto"}),
     make_request(stop_sequences=["x"], metadata={"user_id": "u"}, stream=True),
-    make_request(thinking={"type": "adaptive"}, output_config={"effort": "low"}),
     make_request(
         thinking={"type": "adaptive"}, tools=[TOOL], tool_choice={"type": "tool", "name": "f"}
     ),
@@ -182,14 +164,10 @@ def test_tools_of_the_provider_are_not_offered_to_the_model() -> None:
     assert "tools" not in parse(alone)
 
 
-def test_older_versions_accept_sampling_parameters() -> None:
-    """Older API versions still accept sampling parameters."""
-    question = parse(make_request(temperature=0.5, top_k=3), "2023-06-01")
-    assert (question["temperature"], question["top_k"]) == (0.5, 3)
-
-
 def test_parameters_are_converted_to_the_responses_api() -> None:
-    """Parameters are converted to those of the Responses API, so that a model sees one format."""
+    """A model sees the parameters of the Responses API; only older versions of this API can set the sampling."""
+    sampling = parse(make_request(temperature=0.5, top_k=3), "2023-06-01")
+    assert (sampling["temperature"], sampling["top_k"]) == (0.5, 3)
     schema = {"type": "json_schema", "schema": {"type": "object"}}
     members: dict[str, Any] = {
         "system": "Be kind.",
@@ -215,31 +193,23 @@ def test_parameters_are_converted_to_the_responses_api() -> None:
 
 
 @for_each(
-    ("method", "path", "version", "raw", "status", "kind", "message"),
+    ("path", "version", "raw", "status", "message"),
     [
-        ("POST", "", None, b"{}", 400, "invalid_request_error", "version: header is required"),
-        ("POST", "", "1999", b"{}", 400, "invalid_request_error", '"1999" is not a valid version'),
-        ("POST", "", "2026-10-21", b"{", 400, "invalid_request_error", "JSON"),
-        ("POST", "", "2026-10-21", b"[]", 400, "invalid_request_error", ""),
-        ("GET", "", "2026-10-21", b"", 405, "invalid_request_error", ""),
-        ("POST", "/else", "2026-10-21", b"", 404, "not_found_error", ""),
+        ("", None, b"{}", 400, "version: header is required"),
+        ("", "1999", b"{}", 400, '"1999" is not a valid version'),
+        ("", "2026-10-21", b"{", 400, "JSON"),
+        ("/else", "2026-10-21", b"", 404, ""),
     ],
 )
 def test_http_errors_have_anthropics_format(
-    server: TestServer,
-    method: str,
-    path: str,
-    version: str | None,
-    raw: bytes,
-    status: int,
-    kind: str,
-    message: str,
+    server: TestServer, path: str, version: str | None, raw: bytes, status: int, message: str
 ) -> None:
-    """Errors about the version, routes, methods and malformed bodies have Anthropic's format."""
+    """Errors about the version, the route and a malformed body have Anthropic's format."""
     headers = {"content-type": "application/json"}
     headers |= {"anthropic-version": version} if version else {}
     with open_client(server, **headers) as http:
-        answer = http.request(method, f"/v1/messages{path}", content=raw)
+        answer = http.post(f"/v1/messages{path}", content=raw)
+    kind = "invalid_request_error" if status == 400 else "not_found_error"
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
     assert message in answer.json()["error"]["message"]
     assert answer.json()["request_id"] == answer.headers["request-id"]
