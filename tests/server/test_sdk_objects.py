@@ -134,6 +134,24 @@ def test_function_calls_are_accepted(client: OpenAI, convert: Callable[[Any], An
         assert "sunny" in reply.output_text
 
 
+def test_conversation_items_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:
+    """The items of a conversation, also the message of a user with a file, are accepted in another one."""
+    conversation = client.conversations.create()
+    file: Any = {
+        "type": "input_file",
+        "filename": "a.txt",
+        "file_data": "data:text/plain;base64,YQ==",
+    }
+    client.responses.create(
+        model="practice",
+        input=[{"role": "user", "content": [file]}],
+        conversation=conversation.id,
+    )
+    items = [convert(item) for item in client.conversations.items.list(conversation.id)]
+    copied = client.conversations.create(items=items)
+    assert [convert(item) for item in client.conversations.items.list(copied.id)] != []
+
+
 def test_anthropic_blocks_are_accepted(server: TestServer, convert: Callable[[Any], Any]) -> None:
     """The blocks of each helper of the anthropic package are accepted as content of the history."""
     question: Any = {"role": "user", "content": "Think: call Lookup with city=Paris"}

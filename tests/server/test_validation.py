@@ -292,6 +292,8 @@ ACCEPTED: list[dict[str, Any]] = [
     {"temperature": 1, "top_p": 0.5, "presence_penalty": -2},
     {"reasoning": {"generate_summary": "concise"}},
     {"input": [USER, {"type": "image_generation_call", "id": "ig_1"}, USER]},
+    item(type="image_generation_call", id="ig_1", status="completed", error=None, svg_usage=None),
+    item(type="mcp_call", id="mcp_1", server_label="x", name="f", arguments="{}", status=None),
 ]
 
 

@@ -42,6 +42,7 @@ PART_TYPES = (
 PARTS: Mapping[str, v.Validator | v.Members] = {
     **Rules(
         order={
+            "input_file": "detail?",
             "output_text": "text! annotations? logprobs? parsed~",
             "output_text.annotations.file_citation": "file_id filename- index",
             "output_text.annotations.url_citation": "start_index end_index title- url",
@@ -154,12 +155,12 @@ ITEM_TABLES = Rules(
             "id? call_id name arguments parsed_arguments~ namespace? async? async_~ caller status?"
         ),
         "function_call_output": "id call_id! output name namespace caller status",
-        "image_generation_call": "id!? result? status-",
+        "image_generation_call": "id!? result? status- error? svg_usage?",
         "image_generation_call.error": "type code? message param?",
         "*.svg_usage": "model- input_tokens- output_tokens- reasoning_tokens- total_tokens-",
         "local_shell_call": "id? call_id action status!?",
         "mcp_approval_request": "id!? server_label name arguments",
-        "mcp_call": "id!? server_label name arguments approval_request_id output error status",
+        "mcp_call": "id!? server_label name arguments approval_request_id output error status?",
         "mcp_list_tools": "id!? server_label tools",
         "program": "id!?",
         "program_output": "id!?",
@@ -216,9 +217,7 @@ ASSISTANT_MESSAGE = INPUT_MESSAGE | {
 MESSAGE = v.TaggedUnion(
     {
         "assistant": ASSISTANT_MESSAGE,
-        "system": INPUT_MESSAGE,
-        "developer": INPUT_MESSAGE,
-        "user": INPUT_MESSAGE,
+        **dict.fromkeys(("system", "developer", "user"), INPUT_MESSAGE | {"phase~": v.Rejected()}),
     },
     tag="role",
     error_on_object=True,
