@@ -14,25 +14,18 @@ def record_anchor(turn: Turn, name: str, **changes: object) -> Turn:
 FIRST_TURN = Turn([user("One"), assistant("Yes")])
 
 
-def test_response_is_found_by_its_context() -> None:
-    """Any Turn that starts with the context of a response finds it, and the longest context comes first."""
-    anchors = AnchorCache(10)
-    anchors.record(record_anchor(FIRST_TURN, "r1"))
-    longer = FIRST_TURN.append(user("Two"), assistant("Well"))
-    anchors.record(record_anchor(longer, "r2"))
-    rebuilt = Turn([user("One"), assistant("Yes"), user("Two"), assistant("Well"), user("Three")])
-    assert [record.response_id for record in anchors.find_candidates(rebuilt)] == ["r2", "r1"]
-    other = Turn([user("One"), assistant("No"), user("Two")])
-    assert anchors.find_candidates(other) == ()
-
-
-def test_a_response_is_found_by_its_user_only() -> None:
-    """The same content sent by another user finds no response."""
+def test_response_is_found_by_its_user_and_context() -> None:
+    """Any Turn that starts with the context of a user's response finds it, and the longest context comes first."""
     anchors = AnchorCache(10)
     anchors.record(record_anchor(FIRST_TURN, "r1"), "alice")
-    assert anchors.find_candidates(FIRST_TURN) == ()
-    assert anchors.find_candidates(FIRST_TURN, "bob") == ()
-    assert [each.response_id for each in anchors.find_candidates(FIRST_TURN, "alice")] == ["r1"]
+    longer = FIRST_TURN.append(user("Two"), assistant("Well"))
+    anchors.record(record_anchor(longer, "r2"), "alice")
+    rebuilt = Turn([*longer.blocks, user("Three")])
+    found = anchors.find_candidates(rebuilt, "alice")
+    assert [record.response_id for record in found] == ["r2", "r1"]
+    other = Turn([user("One"), assistant("No"), user("Two")])
+    for turn, name in ((other, "alice"), (rebuilt, ""), (rebuilt, "bob")):
+        assert anchors.find_candidates(turn, name) == ()
 
 
 def test_lost_or_unstored_responses_are_no_candidates() -> None:
@@ -43,12 +36,3 @@ def test_lost_or_unstored_responses_are_no_candidates() -> None:
     anchors.record(record_anchor(FIRST_TURN, "r1"))
     anchors.record(record_anchor(FIRST_TURN, "r1", status="lost"))
     assert len(anchors) == 0
-
-
-def test_cache_size_is_bounded() -> None:
-    """A full cache evicts its oldest responses first."""
-    anchors = AnchorCache(2)
-    for number in range(5):
-        anchors.record(record_anchor(Turn([user(f"{number}"), assistant("Yes")]), f"r{number}"))
-    assert len(anchors) == 2
-    assert anchors.find_candidates(Turn([user("0"), assistant("Yes")])) == ()

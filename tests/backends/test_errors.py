@@ -69,22 +69,13 @@ def test_status_and_code_of_a_failure(error: KedgeError, status: int, code: str)
     assert (mapped.status, mapped.code) == (status, code)
 
 
-def test_reason_of_a_retryable_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The reason is logged and not sent: a client can only retry and needs no upstream details."""
-    error = ServerFailed("CUDA out of memory", provider="x", status=500, retryable=True)
-    assert "may succeed later" in to_api_error(error).message
+def test_what_is_logged_and_sent_of_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """Long reasons are logged in part; one that may quote the key is neither logged nor sent."""
+    memory = ServerFailed("CUDA out of memory", provider="x", status=500, retryable=True)
+    assert "may succeed later" in to_api_error(memory).message
     assert "CUDA out of memory" in caplog.text
-
-
-def test_a_rejected_key_is_not_quoted(caplog: pytest.LogCaptureFixture) -> None:
-    """The upstream message about a rejected key is not passed on; it may contain a part of the key."""
-    error = NotAuthorized("Incorrect API key provided: sk-ab***yz", provider="x", status=401)
-    assert "sk-ab" not in to_api_error(error).message
-    assert "sk-ab" not in caplog.text
-
-
-def test_a_long_reason_is_truncated_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """A long upstream message is truncated in the log, because it may quote a long input."""
-    to_api_error(RequestRefused("x" * 2000, provider="x", status=400))
+    to_api_error(RequestRefused("x" * 2000, provider="x", status=400))  # it may quote a long input
     assert "x" * 300 in caplog.text
     assert "x" * 600 not in caplog.text
+    key = NotAuthorized("Incorrect API key provided: sk-ab***yz", provider="x", status=401)
+    assert "sk-ab" not in to_api_error(key).message + caplog.text

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from kedge.backends.items import OutputEmitter, emit_block
+from for_each import for_each
+from kedge.backends.items import OutputEmitter
 from kedge.events import (
     Event,
     ItemCompleted,
@@ -17,15 +18,13 @@ from kedge.events import (
     Usage,
 )
 from kedge.server.models import (
-    ItemAdded,
     ItemClosed,
     ItemDelta,
     ItemOpened,
     ModelUsage,
     OutputEvent,
 )
-from kedge.server.output_writer import OutputWriter
-from kedge.turns import Block, Source, opaque, reasoning, tool_call
+from kedge.turns import Block, Source, reasoning, tool_call
 
 
 def convert_events(*events: Event, blocks: tuple[Block, ...] = ()) -> list[OutputEvent]:
@@ -55,58 +54,68 @@ def summarize_items(output: Sequence[OutputEvent]) -> list[tuple[str, str]]:
     return items
 
 
-def test_items_are_streamed_in_order() -> None:
-    """Reasoning is closed when the text starts, and the text is closed when a call starts."""
-    output = convert_events(
-        ReasoningDelta("Hm", "reasoning", output_index=0),
-        TextDelta("Hel", output_index=1),
-        TextDelta("lo", output_index=1),
-        ToolCallStarted("c1", "f", output_index=2),
-        ToolArgumentsDelta("c1", "{}"),
-        ToolCallCompleted("c1", "f", "{}", output_index=2),
-    )
-    assert output[:3] == [ItemOpened("reasoning"), ItemDelta("Hm"), ItemClosed()]
-    assert output[3:5] == [ItemOpened("text"), ItemDelta("Hel")]
-    assert summarize_items(output) == [("reasoning", "Hm"), ("text", "Hello"), ("f", "{}")]
+CALL = ToolCallStarted("c1", "f", output_index=0)
+ENCRYPTED = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "seal"}
+LATE_REASONING = reasoning(encrypted_content="seal").with_source(Source(output_index=1))
+LATE_CALL = tool_call("g", "{}", call_id="c9").with_source(Source(output_index=7))
+ANSWERS: dict[str, tuple[list[Event], list[Block], list[tuple[str, str]]]] = {
+    "an item is closed when the next one starts": (
+        [
+            ReasoningDelta("Hm", "reasoning", output_index=0),
+            TextDelta("Hel", output_index=1),
+            TextDelta("lo", output_index=1),
+            ToolCallStarted("c1", "f", output_index=2),
+            ToolArgumentsDelta("c1", "{}"),
+            ToolCallCompleted("c1", "f", "{}", output_index=2),
+        ],
+        [],
+        [("reasoning", "Hm"), ("text", "Hello"), ("f", "{}")],
+    ),
+    "encrypted reasoning has no deltas and precedes the message": (
+        [ItemCompleted(ENCRYPTED, 0), TextDelta("Hello", output_index=1)],
+        [],
+        [("reasoning", ""), ("text", "Hello")],
+    ),
+    "encrypted reasoning inside a call is emitted at the end": (
+        [CALL, ItemCompleted(ENCRYPTED, 1)],
+        [LATE_REASONING],
+        [("f", ""), ("reasoning", "")],
+    ),
+    "output that arrives while a call is open waits": (
+        [
+            CALL,
+            ToolCallStarted("c2", "g", output_index=1),
+            ToolArgumentsDelta("c2", '{"b"'),
+            ToolArgumentsDelta("c1", '{"a"'),
+            TextDelta("aside", output_index=2),
+            ToolArgumentsDelta("c2", ":2}"),
+            ToolArgumentsDelta("c1", ":1}"),
+            ToolCallCompleted("c1", "f", '{"a":1}', output_index=0),
+            ToolCallCompleted("c2", "g", '{"b":2}', output_index=1),
+        ],
+        [],
+        [("f", '{"a":1}'), ("g", '{"b":2}'), ("text", "aside")],
+    ),
+    "calls whose end is not reported are closed at the end": (
+        [CALL, ToolArgumentsDelta("c1", "{}"), ToolCallStarted("c2", "g", output_index=1)],
+        [],
+        [("f", "{}"), ("g", "")],
+    ),
+    "the rest of a part, and items only in the finished answer, come at the end": (
+        [TextDelta("Hel", output_index=0), PartCompleted("text", "Hello", output_index=0)],
+        [LATE_CALL],
+        [("text", "Hello"), ("g", "{}")],
+    ),
+}
+
+
+@for_each("answer", ANSWERS)
+def test_items_are_emitted_one_after_another(answer: str) -> None:
+    """Each item is complete before the next one starts, in the order of the model's output if possible."""
+    received, blocks, expected = ANSWERS[answer]
+    output = convert_events(*received, blocks=tuple(blocks))
+    assert summarize_items(output) == expected
     assert output[-1] == ModelUsage(1, 2)
-
-
-def test_reasoning_without_text_keeps_its_position() -> None:
-    """Encrypted reasoning has no deltas and is emitted before the message; inside a call, at the end."""
-    item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "seal"}
-    text = TextDelta("Hello", output_index=1)
-    output = convert_events(ItemCompleted(item, 0), text)
-    assert summarize_items(output) == [("reasoning", ""), ("text", "Hello")]
-    late = reasoning(encrypted_content="seal").with_source(Source(output_index=1))
-    call = ToolCallStarted("c1", "f", output_index=0)
-    output = convert_events(call, ItemCompleted(item, 1), blocks=(late,))
-    assert summarize_items(output) == [("f", ""), ("reasoning", "")]
-
-
-def test_interleaved_calls_are_emitted_one_after_another() -> None:
-    """Output that arrives while a call is open is held back until the call is closed."""
-    output = convert_events(
-        ToolCallStarted("c1", "f", output_index=0),
-        ToolCallStarted("c2", "g", output_index=1),
-        ToolArgumentsDelta("c2", '{"b"'),
-        ToolArgumentsDelta("c1", '{"a"'),
-        TextDelta("aside", output_index=2),
-        ToolArgumentsDelta("c2", ":2}"),
-        ToolArgumentsDelta("c1", ":1}"),
-        ToolCallCompleted("c1", "f", '{"a":1}', output_index=0),
-        ToolCallCompleted("c2", "g", '{"b":2}', output_index=1),
-    )
-    assert summarize_items(output) == [("f", '{"a":1}'), ("g", '{"b":2}'), ("text", "aside")]
-
-
-def test_unfinished_calls_are_closed_with_the_answer() -> None:
-    """Calls of servers that do not report when a call is complete are closed at the end of the answer."""
-    output = convert_events(
-        ToolCallStarted("c1", "f", output_index=0),
-        ToolArgumentsDelta("c1", "{}"),
-        ToolCallStarted("c2", "g", output_index=1),
-    )
-    assert summarize_items(output) == [("f", "{}"), ("g", "")]
 
 
 def test_renamed_call_retains_its_first_id() -> None:
@@ -119,28 +128,3 @@ def test_renamed_call_retains_its_first_id() -> None:
     )
     assert output[0] == ItemOpened("function_call", "f", "made_up")
     assert summarize_items(output) == [("f", "{}")]
-
-
-def test_missing_stream_parts_are_sent_at_the_end() -> None:
-    """The rest of a part and items that only the finished answer contains are sent at the end."""
-    late = tool_call("g", "{}", call_id="c9").with_source(Source(output_index=7))
-    output = convert_events(
-        TextDelta("Hel", output_index=0),
-        PartCompleted("text", "Hello", output_index=0),
-        blocks=(late,),
-    )
-    assert summarize_items(output) == [("text", "Hello"), ("g", "{}")]
-
-
-def test_an_item_of_another_type_is_passed_on() -> None:
-    """An item type that only the Responses API has is passed on unchanged."""
-    search = opaque({"type": "web_search_call", "id": "ws_1", "status": "completed"})
-    output = list(emit_block(search, ""))
-    assert isinstance(output[0], ItemAdded)
-    writer = OutputWriter("0" * 32, 0)
-    events = [event for output_event in output for event in writer.feed(output_event)]
-    assert [event["type"] for event in events] == [
-        "response.output_item.added",
-        "response.output_item.done",
-    ]
-    assert writer.items[0]["id"] == "ws_1"

@@ -1,7 +1,7 @@
 """Log probabilities of tokens are passed from a provider to the clients that request them."""
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,12 +10,12 @@ from openai import OpenAI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from backends.conftest import make_model
+from backends.conftest import connect_backend, open_client
 from engines.fake_server import json_response, serve_handler
+from for_each import for_each
 from kedge.backends import EngineModel
 from kedge.middleware import guard, redact, with_middleware
 from kedge.providers import connect
-from kedge.server.models import Model
 from kedge.testing import serve
 from server.conftest import ask
 
@@ -91,15 +91,9 @@ def _complete(body: dict[str, Any], logprobs: list[dict[str, Any]]) -> Response:
 
 
 @contextmanager
-def open_client(
-    kind: str, make_model: Callable[[str, str], Model] = make_model
-) -> Generator[OpenAI]:
+def connect_upstream(kind: str) -> Generator[OpenAI]:
     """Yield a client of a server in front of a provider with log probabilities."""
-    with (
-        serve_handler(answer) as url,
-        serve(model=make_model(kind, url)) as front,
-        OpenAI(base_url=front.base_url, api_key="any", max_retries=0) as client,
-    ):
+    with serve_handler(answer) as url, connect_backend(kind, url) as client:
         yield client
 
 
@@ -118,33 +112,26 @@ KINDS = pytest.mark.parametrize("kind", ["responses", "responses, stateless", "c
 
 
 @KINDS
-def test_complete_response_has_them(kind: str) -> None:
-    """They are in the text of the response, also when it is retrieved, and only if they were requested."""
-    text = "".join(TOKENS)
-    with open_client(kind) as client:
-        response = ask(client, "Hi", include=[INCLUDE], top_logprobs=2)
+def test_response_has_them(kind: str) -> None:
+    """They are in the text and its deltas, also when it is retrieved, and only if they were requested."""
+    text, options = "".join(TOKENS), {"include": [INCLUDE], "top_logprobs": 2}
+    with connect_upstream(kind) as client:
+        whole = ask(client, "Hi", **options)
+        events: list[Any] = list(ask(client, "Hi", **options, stream=True))
+        retrieved = client.responses.retrieve(whole.id)
         plain = ask(client, "Hi", include=[INCLUDE])
-        retrieved = client.responses.retrieve(response.id)
-        others = [ask(client, "Hi"), ask(client, "And?", response.id)]
-    assert read_text(response) == read_text(retrieved) == (text, build_logprobs(TOKENS, 2))
+        *_, last = without = list(ask(client, "Hi", stream=True))
+        others = [last.response, ask(client, "Hi"), ask(client, "And?", whole.id)]
+    streamed, expected = events[-1].response, build_logprobs(TOKENS, 2)
+    assert [read_text(each) for each in (whole, retrieved, streamed)] == [(text, expected)] * 3
     assert read_text(plain) == (text, build_logprobs(TOKENS, 0))
-    assert [read_text(each) for each in others] == [(text, [])] * 2
-
-
-@KINDS
-def test_streamed_response_has_them_with_each_delta(kind: str) -> None:
-    """Each delta has those of its tokens, and the end of the text has all of them."""
-    with open_client(kind) as client:
-        options: Any = {"include": [INCLUDE], "top_logprobs": 1, "stream": True}
-        events: list[Any] = list(ask(client, "Hi", **options))
-        without = list(ask(client, "Hi", stream=True))
+    assert [read_text(each) for each in others] == [(text, [])] * 3
     deltas = [event for event in events if event.type == "response.output_text.delta"]
-    assert "".join(event.delta for event in deltas) == "".join(TOKENS)
-    found = [each for event in deltas for each in dump(event.logprobs)]
-    assert found == build_logprobs(TOKENS, 1)
+    assert "".join(event.delta for event in deltas) == text
+    assert [each for event in deltas for each in dump(event.logprobs)] == expected
     assert all("".join(each.token for each in event.logprobs) == event.delta for event in deltas)
     (done,) = (event for event in events if event.type == "response.output_text.done")
-    assert dump(done.logprobs) == read_text(events[-1].response)[1] == found
+    assert dump(done.logprobs) == expected
     assert not any(e.logprobs for e in without if e.type == "response.output_text.delta")
 
 
@@ -157,10 +144,10 @@ def read_choices(client: OpenAI, stream: bool, **options: Any) -> list[dict[str,
 
 
 @KINDS
-@pytest.mark.parametrize("stream", [False, True])
+@for_each("stream", [False, True])
 def test_chat_completion_has_them(kind: str, stream: bool) -> None:
     """A choice or its chunks have them; tokens behind a stop sequence are left out, not one with its beginning."""
-    with open_client(kind) as client:
+    with connect_upstream(kind) as client:
         found = read_choices(client, stream, logprobs=True, top_logprobs=2)
         assert found == build_logprobs(TOKENS, 2)
         assert read_choices(client, stream) == []
@@ -169,17 +156,12 @@ def test_chat_completion_has_them(kind: str, stream: bool) -> None:
             assert found == build_logprobs(TOKENS[:kept], 0), stop
 
 
-def make_guarded_model(kind: str, url: str) -> Model:
-    """Create a backend with a guard that changes the answer."""
-    name, _, option = kind.partition(", ")
-    engine = connect(f"{name}:{url}#practice", timeout=300)
-    guarded = with_middleware(engine, guard(redact("here")))
-    return EngineModel("practice", guarded, stateless=bool(option))
-
-
-@KINDS
-@pytest.mark.parametrize("stream", [False, True])
-def test_redacted_text_has_none(kind: str, stream: bool) -> None:
+@for_each("kind", ["responses", "chat"])
+def test_redacted_text_has_none(kind: str) -> None:
     """Tokens of a text that a guard changed are not shown."""
-    with open_client(kind, make_guarded_model) as client:
-        assert read_choices(client, stream, logprobs=True) == []
+    with serve_handler(answer) as url:
+        engine = connect(f"{kind}:{url}#practice", timeout=300)
+        model = EngineModel("practice", with_middleware(engine, guard(redact("here"))))
+        with serve(model=model) as front, open_client(front) as client:
+            for stream in (False, True):
+                assert read_choices(client, stream, logprobs=True) == []

@@ -93,10 +93,6 @@ def test_an_error_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     assert message in str(exc_info.value)
     assert "sk-123" not in str(exc_info.value)
     assert "\n" not in str(exc_info.value)
-
-
-def test_missing_file_is_reported(tmp_path: Path) -> None:
-    """A models file that does not exist raises an error with the reason."""
     with pytest.raises(InvalidSetting, match="cannot read"):
         load_models(tmp_path / "nowhere.toml")
 
