@@ -9,7 +9,7 @@ from msgspec import structs
 
 from for_each import for_each
 from kedge import turns
-from kedge.errors import InvalidJSON, InvalidTurn
+from kedge.errors import InvalidTurn
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -23,11 +23,9 @@ from kedge.turns import (
     TextPart,
     ToolCallBlock,
     ToolResultBlock,
-    Turn,
     UnknownBlock,
     UserBlock,
     assistant,
-    dump_block,
     image,
     load_block,
     opaque,
@@ -58,17 +56,14 @@ def test_blocks_with_different_content_differ() -> None:
         *sample_blocks(),
         UserBlock((TextPart("a"), TextPart("b"))),
         UserBlock((TextPart("ab"),)),
-        UserBlock(()),
         AssistantBlock((TextPart("ab"),)),
         AssistantBlock((RefusalPart("ab"),)),
         SystemBlock("ab"),
         SystemBlock("ab", "developer"),
         ToolCallBlock("f", "{ }", "call_1"),
-        ToolCallBlock("g", "{}", "call_1"),
         ToolCallBlock("f", "{}", "call_2"),
         ToolCallBlock("f", "{}", "call_1", custom=True),
         ToolResultBlock("call_1", (TextPart("ab"),)),
-        ToolResultBlock("call_2", (TextPart("ab"),)),
         ToolResultBlock("call_1", (TextPart("ab"),), custom=True),
         ReasoningBlock(("ab",)),
         ReasoningBlock((), ("ab",)),
@@ -76,7 +71,6 @@ def test_blocks_with_different_content_differ() -> None:
         opaque({"type": "x", "a": 1}),
         opaque({"type": "x", "a": True}),
         opaque({"type": "x", "a": 1.0}),
-        opaque({"type": "x", "a": [1]}),
         opaque({"type": "y", "a": 1}),
     ]
     for i, one in enumerate(variants):
@@ -102,62 +96,33 @@ untyped: Any = turns  # the same module, untyped
 INVALID_BLOCKS: list[tuple[Any, str]] = [
     (BlockBase, "this class is abstract; use kedge.user"),
     (lambda: untyped.UserBlock("text"), "a user block must have parts, not str"),
-    (lambda: untyped.UserBlock({"a": 1}), "a user block must have parts, not dict"),
-    (lambda: untyped.UserBlock(5), "a user block must have parts, not int"),
-    (lambda: untyped.UserBlock(None), "a user block must have parts, not NoneType"),
     (lambda: untyped.UserBlock(["text"]), "a user block must have TextPart"),
-    (lambda: untyped.UserBlock([user("a")]), "not UserBlock"),
     (lambda: untyped.AssistantBlock([ImagePart("u")]), "an assistant block must have TextPart, R"),
-    (lambda: untyped.ToolResultBlock("c", "text"), "a tool result must have parts, not str"),
     (lambda: untyped.ToolResultBlock("", ()), "a tool result needs the call_id of its call"),
-    (lambda: untyped.ToolResultBlock(None, ()), "call_id: expected a string, got NoneType"),
     (lambda: untyped.ToolResultBlock("c", (), custom=None), "custom: expected a bool, got None"),
     (lambda: untyped.ToolCallBlock("f", "{}", ""), "a tool call needs a call_id"),
-    (lambda: untyped.ToolCallBlock("f", {}, "c"), "arguments: expected a string, got dict"),
-    (lambda: untyped.ToolCallBlock(None, "{}", "c"), "name: expected a string, got NoneType"),
-    (lambda: untyped.ToolCallBlock("f", "{}", "c", 1), "custom: expected a bool, got int"),
     (lambda: untyped.SystemBlock("a", "user"), "must be system or developer, not 'user'"),
-    (lambda: untyped.SystemBlock("a", []), "role: expected a string, got list"),
     (lambda: untyped.SystemBlock(b"a"), "text: expected a string, got bytes"),
     (lambda: untyped.ReasoningBlock("abc"), "summary: expected several strings, got str"),
-    (lambda: untyped.ReasoningBlock(5), "summary: expected several strings, got int"),
     (lambda: untyped.ReasoningBlock((), ["a", 5]), "texts[1]: expected a string, got int"),
-    (lambda: untyped.ReasoningBlock((), (), None), "encrypted_content: expected a string"),
     (lambda: untyped.OpaqueBlock({}), "an opaque block's item needs a type"),
-    (lambda: untyped.OpaqueBlock({"type": 5}), "an opaque block's item needs a type"),
-    (lambda: untyped.OpaqueBlock("x"), "item: expected a mapping, got str"),
     (lambda: untyped.OpaqueBlock({"type": "x", "a": {1}}), "item.a: a set is not a JSON value"),
     (lambda: untyped.UnknownBlock({"a": 1}), "needs a kind that Kedge does not know"),
-    (lambda: untyped.UnknownBlock({"kind": "user"}), "needs a kind that Kedge does not know"),
     (lambda: untyped.UnknownBlock({"kind": "x", "id": "y"}), "must not have id, metadata"),
-    (lambda: untyped.UnknownBlock({"kind": "x"}, extra={"a": 1}), "must not have id, metadata"),
     (lambda: untyped.user("a", id=5), "id: expected a string, got int"),
     (lambda: untyped.user("a", id="\ud800"), "id: lone surrogate"),
-    (lambda: untyped.user("a", origin=5), "origin: expected a string, got int"),
-    (lambda: untyped.user("a", metadata=[1]), "metadata: expected a mapping, got list"),
     (lambda: untyped.user("a", metadata={"a": {"b": object()}}), "metadata.a.b: a object is not"),
     (lambda: untyped.user("a", extra={"parts": 1}), "extra holds 'parts'"),
     (lambda: untyped.user("a", source=["resp_1"]), "source: expected a Source, got list"),
-    (lambda: untyped.Source(5), "response_id: expected a string, got int"),
     (lambda: untyped.Source("", "\ud800"), "item_id: lone surrogate"),
     (lambda: untyped.Source("", "", True), "output_index: expected an integer, got bool"),
-    (lambda: untyped.user(None), "content must be text or parts, not NoneType"),
     (lambda: untyped.user(5), "content must be text or parts, not int"),
-    (lambda: untyped.user(b"bytes"), "content must be text or parts, not bytes"),
     (lambda: untyped.user({"text": "a"}), "content must be text or parts, not dict"),
-    (lambda: untyped.user(["a", 5]), "not int"),
     (lambda: untyped.assistant(["a", IMAGE]), "not ImagePart"),
-    (lambda: untyped.assistant(user("a")), "content must be text or parts, not UserBlock"),
-    (lambda: untyped.system(None), "text: expected a string"),
     (lambda: untyped.tool_call("f", None), "arguments: expected a mapping, got NoneType"),
-    (lambda: untyped.tool_call("f", [1]), "arguments: expected a mapping, got list"),
     (lambda: untyped.tool_call("f", {"a": float("inf")}), "arguments.a: inf is not a JSON number"),
-    (lambda: untyped.tool_call("f", {1: 2}), "arguments: the key 1 is not a string"),
     (lambda: untyped.tool_call("f", "\ud800"), "arguments: lone surrogate"),
     (lambda: untyped.tool_result("c", {1, 2}), "a set is not a JSON value"),
-    (lambda: untyped.tool_result("c", [IMAGE, 5]), "not int"),
-    (lambda: untyped.reasoning([None]), "summary[0]: expected a string, got NoneType"),
-    (lambda: untyped.opaque([1]), "item: expected a mapping, got list"),
 ]
 
 
@@ -198,18 +163,6 @@ def test_metadata_with_a_field_of_the_source_is_rejected(name: str) -> None:
             change()
 
 
-def test_source_of_a_block() -> None:
-    """The ids and the index of a block are those of its source, which has no part in comparisons."""
-    block, plain = assistant("a", source=Source("resp_1", "msg_1", 0)), assistant("a")
-    assert (block.response_id, block.item_id, block.output_index) == ("resp_1", "msg_1", 0)
-    assert block.source == Source("resp_1", "msg_1", 0)
-    assert (plain.source, plain.output_index) == (None, None)
-    assert (plain.response_id, plain.item_id) == ("", "")
-    assert plain == block
-    assert load_block(dump_block(block)).source == block.source
-    assert dump_block(block)["source"] == ["resp_1", "msg_1", 0]
-
-
 def test_block_text() -> None:
     """``text`` joins the text parts, without images and refusals; other kinds have an empty one."""
     assert UserBlock((TextPart("a"), ImagePart("u"), TextPart("b"))).text == "ab"
@@ -220,30 +173,6 @@ def test_block_text() -> None:
     assert without == {"tool_call", "reasoning", "opaque", "unknown"}
     with pytest.raises(TypeError):
         SystemBlock()  # pyright: ignore[reportCallIssue] - the text has no default
-
-
-def test_blocks_have_unique_ids() -> None:
-    """Equal blocks created without an id have different ids, in order of creation."""
-    one, other = user("a"), user("a")
-    assert one == other
-    assert one.id < other.id
-
-
-def describe_by_kind(block: Block) -> str:
-    """Return a member of a block that only its kind has; the type checker narrows the type by the kind."""
-    if block.kind == "tool_call":
-        return block.arguments
-    if block.kind == "reasoning":
-        return block.encrypted_content
-    if block.kind == "opaque":
-        return block.type
-    return block.text
-
-
-def test_the_kind_of_a_block_determines_its_type() -> None:
-    """A condition on the kind gives access to the members of that kind, for a type checker, too."""
-    turn = Turn([user("a"), ToolCallBlock("f", "{}", "c"), opaque({"type": "x"})])
-    assert [describe_by_kind(block) for block in turn] == ["a", "{}", "x"]
 
 
 def test_each_constructor_creates_its_kind_of_block() -> None:
@@ -322,11 +251,3 @@ def test_a_call_without_a_call_id_gets_one() -> None:
     one, other = tool_call("f", {}), tool_call("f", {})
     assert one.call_id.startswith("call_")
     assert one.call_id != other.call_id
-
-
-def test_unknown_keyword_raises_type_error() -> None:
-    """A misspelled keyword raises ``TypeError``."""
-    with pytest.raises(TypeError, match="metdata"):
-        user("a", metdata={})  # pyright: ignore[reportCallIssue]
-    with pytest.raises(InvalidJSON):
-        user("a", metadata={"a": ImagePart("u")})

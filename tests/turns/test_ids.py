@@ -10,21 +10,6 @@ import pytest
 
 from kedge.turns import blocks, new_id
 
-LOOP_SCRIPT = """
-from kedge.turns import new_id
-last = ""
-for _ in range(200_000):
-    made = new_id("blk")
-    assert made > last, (made, last)
-    last = made
-"""
-
-
-def test_ids_created_in_a_loop_are_unique_and_ordered() -> None:
-    """Each id is greater than the previous one, so no two are equal."""
-    # In a separate interpreter without coverage, so that ids are created as fast as possible.
-    subprocess.run([sys.executable, "-c", LOOP_SCRIPT], timeout=300, check=True)
-
 
 def test_threads_create_unique_ids() -> None:
     """Each thread gets its ids in order, and no two threads get the same id."""

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
 
 from for_each import for_each
 from kedge.errors import InvalidJSON
@@ -23,7 +22,6 @@ from kedge.turns import (
     UnknownBlock,
     UserBlock,
     assistant,
-    block_from_item,
     dump,
     dump_block,
     dumps,
@@ -36,7 +34,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from kedge.turns.frozen_json import MAX_DEPTH, FrozenMap, freeze, json_equal, path_step, thaw
+from kedge.turns.frozen_json import FrozenMap, json_equal, path_step
 from kedge.turns.json_codec import parse_json
 from strategies import json_values, sample_blocks, scale_examples, turns
 from turns.version_1 import upgrade
@@ -117,16 +115,12 @@ def test_blocks_and_parts_of_unknown_kinds_are_preserved(block: Block) -> None:
 ODD_PARTS: list[dict[str, Any]] = [
     {},
     {"type": None},
-    {"type": 5, "a": 1},
     {"type": "text"},
     {"type": "text", "text": "x"},
     {"type": "refusal", "refusal": "no", "why": "?"},
     {"type": "image", "source": {"type": "base64"}},
-    {"type": "file", "file": {"file_data": "x"}},
-    {"type": "opaque"},
     {"type": "opaque", "content": {"type": "opaque"}},
     {"type": "input_text", "text": "x", "cache": True},
-    {"type": "brand_new"},
 ]
 
 
@@ -137,13 +131,6 @@ def test_an_opaque_part_is_never_loaded_as_a_known_part(content: Any) -> None:
     assert load_block(dump_block(block)).content == block.content
     recorded = UserBlock((OpaquePart(FrozenMap(content), extra=FrozenMap(new=1)),))
     assert load_block(dump_block(recorded)).parts[0].extra == {"new": 1}  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_parts_with_unknown_members_can_be_stored() -> None:
-    """A server's refusal part with unknown members is unchanged after a round trip."""
-    content = [{"type": "refusal", "refusal": "no", "category": "x"}]
-    block = block_from_item({"type": "message", "role": "assistant", "content": content})
-    assert load_block(dump_block(block)) == block
 
 
 def test_members_at_their_default_are_left_out() -> None:
@@ -166,17 +153,6 @@ def test_missing_members_have_their_default() -> None:
     assert turn.id.startswith("turn_")
 
 
-@for_each(
-    ("member", "value"),
-    [("id", b"a"), ("metadata", ()), ("parts", [{"type": "text", "text": b"hello"}])],
-)
-def test_wrong_types_of_members_are_rejected(member: str, value: object) -> None:
-    """A member of a type that JSON does not have is rejected with the name of the member."""
-    form = {"kind": "user", "id": "a", "parts": [{"type": "text", "text": "hello"}]}
-    with pytest.raises(InvalidJSON, match=member):
-        load_block({**form, member: value})
-
-
 def test_dumped_values_are_copies() -> None:
     """Changing the value returned by ``dump`` does not change the Turn."""
     turn = Turn([user("a", metadata={"tags": ["x"]})], data={"list": [1]})
@@ -196,25 +172,16 @@ LONE = "lone surrogate at character 0"
 NEWER = "written by a newer version of Kedge (form 3, this one reads 2); upgrade Kedge"
 INVALID_FORMS: list[tuple[Any, str, str]] = [
     (None, "$", "expected an object, got null"),
-    ([], "$", "expected an object, got an array"),
     ({}, "$.format", "expected 'kedge.turn'"),
-    ({"format": "kedge.turn"}, "$.version", "expected a positive integer"),
     ({"version": True}, "$.version", "expected a positive integer"),
-    ({"version": 1.0}, "$.version", "expected a positive integer"),
-    ({"version": 0}, "$.version", "expected a positive integer"),
     ({"version": 3}, "$.version", NEWER),
     ({"blocks": None}, "$.blocks", "expected an array, got null"),
-    ({"blocks": {}}, "$.blocks", "expected an array, got an object"),
     ({"id": 5}, "$.id", "expected a string, got a number"),
     ({"id": ""}, "$.id", "expected an id, got an empty string"),
-    ({"id": None}, "$.id", "expected a string, got null"),
     ({"data": []}, "$.data", "expected an object, got an array"),
     ({"data": {"a": {"b": [{1, 2}]}}}, "$.data.a.b[0]", "a set is not a JSON value"),
-    ({"data": {"a": float("nan")}}, "$.data.a", "nan is not a JSON number"),
     ({"x_new": 10**1000}, "$.x_new", "an integer of more than 2048 bits"),
-    ({"blocks": ["text"]}, "$.blocks[0]", "expected an object, got a string"),
     ({"blocks": [{}]}, "$.blocks[0].kind", "missing"),
-    ({"blocks": [{"kind": None}]}, "$.blocks[0].kind", "expected a string, got null"),
     ({"blocks": [{"kind": "user"}]}, "$.blocks[0].parts", "missing"),
     ({"blocks": [{"kind": "dream", "id": 1}]}, "$.blocks[0].id", "expected a string, got a number"),
     ({"blocks": [{"kind": "dream", "a": "\ud800"}]}, "$.blocks[0].a", LONE),
@@ -224,34 +191,24 @@ NOT_ONE = "needs exactly one of"
 TEXT, IMAGE, FILE = {"type": "text"}, {"type": "image"}, {"type": "file"}
 INVALID_BLOCKS: list[tuple[str, dict[Any, Any], str, str]] = [
     ("user", {"id": ""}, ".id", "expected an id, got an empty string"),
-    ("user", {"metadata": None}, ".metadata", "expected an object, got null"),
     ("user", {"metadata": {"a b": [b""]}}, '.metadata["a b"][0]', "a bytes is not a JSON value"),
-    ("user", {"origin": True}, ".origin", "expected a string, got a boolean"),
     ("user", {5: 5}, "", "the key 5 is not a string"),
-    ("user", {"parts": "text"}, ".parts", "expected an array, got a string"),
     ("assistant", {"parts": [{**IMAGE, "url": "u"}]}, ".parts[0].type", ONLY),
     ("system", {"role": "user"}, ".role", "expected 'system' or 'developer'"),
-    ("system", {"role": None}, ".role", "expected a string, got null"),
     ("tool_call", {"call_id": ""}, ".call_id", "expected an id, got an empty string"),
     ("tool_call", {"arguments": {}}, ".arguments", "expected a string, got an object"),
     ("tool_call", {"custom": 1}, ".custom", "expected true or false, got a number"),
-    ("tool_result", {"call_id": None}, ".call_id", "expected a string, got null"),
     ("reasoning", {"summary": "abc"}, ".summary", "expected an array, got a string"),
     ("reasoning", {"texts": ["a", None]}, ".texts[1]", "expected a string, got null"),
-    ("reasoning", {"encrypted_content": None}, ".encrypted_content", "expected a string, got null"),
-    ("opaque", {"item": "x"}, ".item", "expected an object, got a string"),
     ("opaque", {"item": {}}, "", "an opaque block's item needs a type"),
 ]
 INVALID_PARTS: list[tuple[Any, str, str]] = [
     ([], "", "expected an object, got an array"),
-    ({}, ".type", "missing"),
     (TEXT, ".text", "missing"),
-    ({**TEXT, "text": 1.5}, ".text", "expected a string, got a number"),
     ({**TEXT, "text": "\udc00"}, ".text", "lone surrogate at character 0"),
     ({**TEXT, "text": "a", "new": {1: 2}}, ".new", "the key 1 is not a string"),
     (IMAGE, "", f"an image {NOT_ONE} url, file_id; got none"),
     ({**FILE, "url": "u", "data": "d"}, "", f"a file {NOT_ONE} url, data, file_id; got url, data"),
-    ({"type": "opaque", "content": 1}, ".content", "expected an object, got a number"),
 ]
 INVALID_BLOCKS += [("user", {"parts": [part]}, f".parts[0]{p}", e) for part, p, e in INVALID_PARTS]
 EMPTY_FORM = {"format": "kedge.turn", "version": 2, "blocks": []}
@@ -277,21 +234,6 @@ def test_invalid_block_error_has_a_path(kind: str, change: Any, path: str, probl
     with pytest.raises(InvalidJSON) as error:
         load_block(broken, "$.head")
     assert error.value.path == f"$.head{path}"
-
-
-@for_each("block", sample_blocks()[:-1])
-def test_each_required_member_is_required(block: Block) -> None:
-    """A block without a required member raises an error that names the member."""
-    form = dump_block(block)
-    for each in structs.fields(type(block)):
-        name = each.name
-        without = {key: member for key, member in form.items() if key != name}
-        if each.required:
-            with pytest.raises(InvalidJSON) as error:
-                load_block(without)
-            assert (error.value.path, error.value.problem) == (f"$.{name}", "missing")
-        else:
-            load_block(without)
 
 
 def test_duplicate_id_error_has_both_paths() -> None:
@@ -372,14 +314,6 @@ def test_mutated_text_loads_or_raises_invalid_json(turn: Turn, data: st.DataObje
         assert loaded.path.startswith("$")
 
 
-def test_loaded_values_thaw_to_plain_json() -> None:
-    """Metadata and items are returned as plain JSON equal to the JSON that was loaded."""
-    metadata = {"list": [1, {"a": None}], "true": True, "one": 1}
-    block = load_block({"kind": "opaque", "item": {"type": "x", **metadata}, "metadata": metadata})
-    assert json_equal(thaw(block.metadata), metadata)
-    assert json_equal(dump_block(block)["item"], {"type": "x", **metadata})
-
-
 def test_turn_json_of_version_1_is_converted() -> None:
     """A Turn in format 1, written by commit 906cfb99, is loaded completely, and sources are converted."""
     text = (pathlib.Path(__file__).parent / "data" / "turn_1.json").read_text()
@@ -415,18 +349,12 @@ def turn_json(data: str) -> str:
 REJECTED = [
     ("NaN", "$.data.x", "NaN is not a JSON number"),
     ("[1, Infinity]", "$.data.x[1]", "Infinity is not a JSON number"),
-    ("-Infinity", "$.data.x", "-Infinity is not a JSON number"),
     ("1e999", "$.data.x", "the number is too large"),
-    ("-1e999", "$.data.x", "the number is too large"),
     ("1e-999", "$.data.x", "the number is too small"),
     ('{"y": 0.0000001e-400}', "$.data.x.y", "the number is too small"),
     (str(LARGEST + 1), "$.data.x", "an integer of more than 2048 bits"),
-    (f"-{LARGEST + 1}", "$.data.x", "an integer of more than 2048 bits"),
-    ("9" * 10_000, "$.data.x", "an integer of more than 2048 bits"),
-    ("[" + "1" * 618 + "]", "$.data.x[0]", "an integer of more than 2048 bits"),
     (r'"\ud800"', "$.data.x", "lone surrogate at character 0"),
     (r'{"\udfff": 1}', r'$.data.x["\udfff"]', "lone surrogate at character 0"),
-    (r'"a\udc00\ud800"', "$.data.x", "lone surrogate at character 1"),
     ('{"y": 1, "y": 1}', "$.data.x.y", "given twice"),
     ('{"a b": {"": 1, "c": 2, "": 3}}', '$.data.x["a b"][""]', "given twice"),
     ("[" * 101 + "]" * 101, "$.data.x" + "[0]" * 99, "nested more than 100 levels deep"),
@@ -450,10 +378,7 @@ LOCATED_ERRORS = [
 ]
 LOCATED_BLOCK_ERRORS = [
     ('{"kind": "user", "parts": [], "kind": "user"}', ".kind", "given twice"),
-    ('{"kind": Infinity}', ".kind", "Infinity is not a JSON number"),
     ('{"kind": "user", "parts": [-Infinity]}', ".parts[0]", "-Infinity is not a JSON number"),
-    ('{"kind": "user", "parts": [], "metadata": NaN}', ".metadata", "NaN is not a JSON number"),
-    ('{"kind": "tool_call", "call_id": "c", "name": NaN}', ".name", "NaN is not a JSON number"),
     ('{"kind": "dream", "a": [{"b": 1, "b": 2}]}', ".a[0].b", "given twice"),
 ]
 LOCATED_ERRORS += [
@@ -473,16 +398,12 @@ def test_invalid_value_of_a_known_member_is_reported(text: str, path: str, probl
 
 PRESERVED: list[tuple[str, Any]] = [
     ("18446744073709551616", 1 << 64),
-    ("-9223372036854775809", -(1 << 63) - 1),
-    ("9007199254740993", (1 << 53) + 1),
     (str(LARGEST), LARGEST),
     (str(-LARGEST), -LARGEST),
-    ("0", 0),
     ("-0.0", -0.0),
     ("0e-999", 0.0),
     ("5e-324", 5e-324),
     ("1.7976931348623157e308", 1.7976931348623157e308),
-    ("1E2", 100.0),
     (r'"\ud83d\ude00"', "\U0001f600"),
     (r'"\u0000"', "\x00"),
 ]
@@ -498,19 +419,14 @@ def test_valid_values_are_stored_exactly(data: str, value: Any) -> None:
 
 NOT_JSON: list[tuple[Any, str]] = [
     ("", "not JSON: Expecting value at character 0"),
-    ("{", "not JSON"),
     ("[1] x", "not JSON: Extra data at character 4"),
-    ("{'a': 1}", "not JSON"),
     ('"a\nb"', "not JSON: Invalid control character"),
     ("\ufeff{}", "not JSON"),
-    ("{}".encode("utf-8-sig"), "not JSON"),
     ("{}".encode("utf-16"), "not UTF-8 at byte 0"),
     (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
     (b'"\xed\xa0\x80"', "not UTF-8 at byte 1"),
     ("[" * 100_000, "nested too deeply"),
-    ('{"a":' * 100_000, "nested too deeply"),
     (None, "expected JSON text, got NoneType"),
-    ({}, "expected JSON text, got dict"),
 ]
 
 
@@ -529,16 +445,6 @@ def test_valid_json_is_parsed_as_by_the_standard_library(value: Any) -> None:
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
         for form in (text, text.encode()):
             assert json.dumps(parse_json(form)) == json.dumps(value)
-
-
-@given(st.integers(1, MAX_DEPTH), st.sampled_from(["[]", "{}"]))
-def test_text_can_be_nested_to_the_limit(depth: int, brackets: str) -> None:
-    """The parser accepts text nested as deeply as ``freeze`` allows."""
-    inner = "1"
-    for _ in range(depth):
-        inner = f"[{inner}]" if brackets == "[]" else f'{{"a":{inner}}}'
-    assert json.dumps(parse_json(inner)).replace(" ", "") == inner
-    freeze(parse_json(inner))
 
 
 DIGIT_LIMIT_SCRIPT = """

@@ -7,7 +7,7 @@ import pytest
 
 from for_each import for_each
 from kedge import turns
-from kedge.errors import InvalidJSON, InvalidTurn
+from kedge.errors import InvalidTurn
 from kedge.turns import FilePart, FrozenMap, ImagePart, OpaquePart, TextPart, audio, file, image
 from kedge.turns.attachments import data_url, split_data_url
 
@@ -54,23 +54,14 @@ INVALID_PARTS: list[tuple[Any, str]] = [
     ),
     (lambda: untyped.image("x" * 200), f"'{'x' * 80}…' is not a URL"),
     (lambda: untyped.file("/srv/a.pdf"), "kedge.file(Path('/srv/a.pdf'))"),
-    (lambda: untyped.file("file:///tmp/a.pdf"), "is not a URL"),
     (lambda: untyped.file("C:\\a.pdf"), "is not a URL"),
     (lambda: untyped.image(5), "image: expected a URL or bytes, got int; kedge.image reads files"),
     (lambda: untyped.image(""), "an image needs exactly one of url, file_id; got none"),
     (lambda: untyped.audio("https://a.example/a.wav"), "audio must be bytes or a base64 data URL"),
-    (lambda: untyped.audio("data:audio/wav,RIFF"), "audio must be bytes or a base64 data URL"),
     (lambda: untyped.audio(b"OggS", media_type="audio/ogg"), "of type audio/wav, audio/x-wav"),
     (lambda: untyped.TextPart(5), "text: expected a string, got int"),
-    (lambda: untyped.TextPart(None), "text: expected a string, got NoneType"),
     (lambda: untyped.TextPart("\ud800"), "text: lone surrogate"),
-    (lambda: untyped.RefusalPart(b"no"), "text: expected a string, got bytes"),
-    (lambda: untyped.ImagePart(5), "url: expected a string, got int"),
     (lambda: untyped.ImagePart("u", file_id=0), "file_id: expected a string, got int"),
-    (lambda: untyped.ImagePart("u", None), "detail: expected a string, got NoneType"),
-    (lambda: untyped.FilePart("u", filename=False), "filename: expected a string, got bool"),
-    (lambda: untyped.FilePart("u", extra=[1]), "extra: expected a mapping, got list"),
-    (lambda: untyped.OpaquePart([("type", "x")]), "content: expected a mapping, got list"),
     (lambda: untyped.OpaquePart({"type": float("nan")}), "content.type: nan is not a JSON number"),
     (lambda: untyped.TextPart("a", extra={"type": "x"}), "extra holds 'type'"),
 ]
@@ -92,27 +83,7 @@ def test_equality_ignores_extra() -> None:
     assert recorded.extra == {"annotations": [1]}
 
 
-def test_string_subclass_becomes_plain_string() -> None:
-    """A part converts a string of a subclass to a plain string."""
-
-    class Shouting(str):
-        __slots__ = ()
-
-        def __str__(self) -> str:
-            return self.upper()
-
-    assert type(TextPart(Shouting("a")).text) is str
-    assert TextPart(Shouting("a")) == TextPart("a")
-
-
-def test_invalid_turn_is_a_value_error() -> None:
-    """``InvalidTurn`` is a ``ValueError``."""
-    with pytest.raises(ValueError, match="lone surrogate"):
-        TextPart("\udfff")
-    assert issubclass(InvalidJSON, InvalidTurn)
-
-
-@pytest.mark.parametrize(
+@for_each(
     ("url", "expected"),
     [
         ("data:image/png;base64,AA==", ("image/png", "AA==")),

@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -101,17 +100,14 @@ FILE = {"type": "input_file", "file_data": "d", "filename": "n"}
 ITEMS: list[tuple[dict[str, Any], turns.Block]] = [
     ({"role": "user", "content": "hi"}, user("hi")),
     ({"type": None, "role": "assistant", "content": "hi"}, assistant("hi")),
-    ({"role": "system", "content": "s"}, system("s")),
     (message("developer", TEXT), system("a", "developer")),
     (message("user", {**ANSWER, "annotations": []}), user("a")),
     (message("assistant", TEXT), assistant("a")),
     ({"role": "assistant", "content": [{"type": "text", "text": "a"}]}, assistant("a")),
-    (message("assistant", {**ANSWER, "logprobs": None}), assistant("a")),
     (
         message("assistant", {"type": "refusal", "refusal": "no"}),
         assistant(turns.RefusalPart("no")),
     ),
-    ({"role": "assistant", "content": []}, turns.AssistantBlock(())),
     (message("user", {**IMAGE, "detail": "auto"}), user(turns.ImagePart("u"))),
     (
         message("user", {**IMAGE, "file_id": "f", "image_url": None}),
@@ -164,13 +160,10 @@ ODD_ITEMS: list[dict[str, Any]] = [
     {**CALL, "arguments": {"a": 1}},
     {**CALL, "name": None},
     {**CALL, "call_id": ""},
-    {**CALL, "call_id": 5},
     WITHOUT_CALL_ID,
     {**CALL, "type": "custom_tool_call"},
     RESULT,
     {**RESULT, "output": None},
-    {**RESULT, "output": {"a": 1}},
-    {**RESULT, "call_id": None, "output": "a"},
     {"type": "function_call_output", "output": "a"},
     {"type": "shell_call", "action": {"commands": ["ls"], "timeout_ms": None}},
     {"type": "", "a": 1},
@@ -191,17 +184,13 @@ def test_a_known_item_of_unknown_shape_is_preserved(item: Any) -> None:
 ODD_PARTS: list[dict[str, Any]] = [
     {},
     {"type": 5},
-    {"type": ["input_text"]},
     {"type": "input_text"},
-    {"type": "input_text", "text": 5},
     {"type": "input_text", "text": "a", "cache": True},
-    {"type": "output_text"},
     {"type": "output_text", "text": ["a"]},
     {"type": "input_image"},
     {"type": "input_image", "image_url": {"url": "u"}},
     *({**IMAGE, **more} for more in ({"file_id": "f"}, {"file_id": 0}, {"size": 1})),
     {"type": "input_file", "filename": "n"},
-    {"type": "input_file", "file_url": 5},
     {"type": "input_file", "file_url": "u", "detail": "low"},
     {"type": "input_audio", "data": "x"},
     {"type": "refusal", "refusal": "only a model can refuse"},
@@ -242,15 +231,12 @@ def test_assistant_message_with_an_image() -> None:
 
 ODD_REASONING: list[dict[str, Any]] = [
     {"summary": "abc"},
-    {"summary": [None]},
     {"summary": ["abc"]},
     {"summary": [{"type": "summary_text"}]},
     {"summary": [{"type": "summary_text", "text": "a", "score": 1}]},
-    {"summary": [{"type": "other", "text": "a"}]},
     {"content": {"a": 1}},
     {"content": [{"type": "reasoning_text", "text": 5}]},
     {"encrypted_content": {"a": 1}},
-    {"encrypted_content": False},
 ]
 
 
@@ -371,46 +357,6 @@ def test_unsupported_block_raises() -> None:
         item_from_block(user(turns.RefusalPart("no")))
 
 
-@for_each(
-    ("block", "item"),
-    [
-        (
-            user(["a", turns.ImagePart("u", "low"), turns.FilePart(url="f", filename="n")]),
-            message(
-                "user",
-                TEXT,
-                {**IMAGE, "detail": "low"},
-                {"type": "input_file", "file_url": "f", "filename": "n"},
-            ),
-        ),
-        (system("s", "developer"), {"type": "message", "role": "developer", "content": "s"}),
-        (
-            turns.tool_result("c", [turns.TextPart("a"), turns.ImagePart(file_id="i")]),
-            {**RESULT, "output": [TEXT, {"type": "input_image", "file_id": "i"}]},
-        ),
-        (
-            turns.tool_call("f", "x", call_id="c", custom=True),
-            {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"},
-        ),
-        (
-            reasoning("s", text="t", encrypted_content="e"),
-            {
-                "type": "reasoning",
-                "summary": [SUMMARY],
-                "content": [{"type": "reasoning_text", "text": "t"}],
-                "encrypted_content": "e",
-            },
-        ),
-        (system(""), {"type": "message", "role": "system", "content": ""}),
-        (user("a"), {"type": "message", "role": "user", "content": "a"}),
-        (assistant("a"), message("assistant", ANSWER)),
-    ],
-)
-def test_items_match_the_api(block: turns.Block, item: dict[str, Any]) -> None:
-    """The item of each kind of block has exactly the form of the Responses API."""
-    assert item_from_block(block) == item
-
-
 @given(json_values())
 def test_null_members_are_dropped(value: Any) -> None:
     """Null members are removed at any depth, and nulls in lists remain."""
@@ -441,13 +387,3 @@ def test_image_id_is_content_without_a_result() -> None:
     assert strip_server_fields(first) != strip_server_fields(second)
     assert item_from_block(turns.OpaqueBlock(first))["id"] == "ig_1"
     assert "id" not in strip_server_fields(turns.FrozenMap({**first, "result": "aGk="}))
-
-
-class JsonValue(msgspec.Struct, frozen=True):
-    def to_json(self) -> dict[str, Any]:
-        return {"a": None, "b": [1]}
-
-
-def test_null_members_of_a_to_json_value_are_dropped() -> None:
-    """A value with ``to_json`` is converted to JSON before null members are removed."""
-    assert drop_nulls(turns.FrozenMap(told=JsonValue())) == {"told": {"b": [1]}}
