@@ -1,6 +1,7 @@
 """Runs of a conversation whose store is busy or unreachable when an answer arrives."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -171,3 +172,31 @@ async def test_answer_is_stored_if_the_caller_is_cancelled_meanwhile(
     assert len(conversation.turn) == 2
     assert (await conversation.send("What is my name?")).text == "Your name is Ada."
     assert len(kedge_server.requests) == 2
+
+
+class SendAgain(BaseMiddleware):
+    """Sends a Turn again after an error, and reports nothing about it."""
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """Yield the events of the first attempt up to its error, and then those of the second one."""
+        with suppress(ServerFailed):
+            async for event in self.inner.events(turn, request):
+                yield event
+            return
+        async for event in self.inner.events(turn, request):
+            yield event
+
+
+async def test_a_request_that_a_middleware_replaces_has_a_record(
+    store: Store, connected: Connect, kedge_server: TestServer
+) -> None:
+    """A failed request is recorded and stored, also if a middleware catches its error."""
+    chat = await Conversation.create(connected(), store=store, middleware=[SendAgain])
+    await chat.send("My name is Ada.")
+    kedge_server.faults.set("status=500", times=1)
+    reply = await chat.send("What is my name?")
+    assert reply.text == "Your name is Ada."
+    assert [each.status for each in reply.requests] == ["failed", "completed"]
+    assert reply.requests[0].sent_bytes == reply.requests[1].sent_bytes
+    stored = [each.status for each in await store.responses()]
+    assert stored == ["completed", "failed", "completed"]

@@ -208,8 +208,8 @@ class ConversationRun:
         return replace(task, turn=keep_request(task.turn, found))
 
     async def _handle_event(self, event: Event) -> None:
-        if isinstance(event, AttemptFailed | Healed):
-            await run_to_end(self._save_retried())
+        if isinstance(event, AttemptFailed | Healed | RequestPlanned) and (row := self.log.take()):
+            await run_to_end(self._save_retried(row))
         self.recorder.record_event(event)
         match event:
             case AnswerFinished():
@@ -348,12 +348,10 @@ class ConversationRun:
         ]
         await self._save_unfinished(turn, texts, row)
 
-    async def _save_retried(self) -> None:
+    async def _save_retried(self, row: RequestRecord) -> None:
         """Store a request that is sent again."""
-        row = self.log.take()
-        if row is not None:
-            await self._save_answer()
-            await self._persist(lambda: self._save_unfinished(self.checkpoint.turn, (), row))
+        await self._save_answer()
+        await self._persist(lambda: self._save_unfinished(self.checkpoint.turn, (), row))
 
     async def _save_cancelled(self) -> None:
         """Store the partial answer of a run that was stopped, or a node without a request if a tool was running."""
