@@ -7,7 +7,6 @@ import anyio
 import pytest
 
 from kedge.database.transactions import HealthCheck
-from kedge.errors import StoreUnreachable
 from kedge.server.settings import Settings
 from kedge.web.app import PageSettings, open_page_server
 from postgresql import PostgresServer, create_schema, freeze, list_client_pids
@@ -19,19 +18,6 @@ def url(own_server: PostgresServer) -> Iterator[str]:
     """Yield the address of an empty schema."""
     with create_schema(own_server.url) as schema:
         yield schema
-
-
-def fail() -> None:
-    """Report that a database does not answer."""
-    raise StoreUnreachable("no answer")
-
-
-async def test_one_failed_check_is_enough() -> None:
-    """A service is healthy only if all of its databases answer."""
-    health = HealthCheck(lambda: None)
-    assert await health.run()
-    health.add(fail)
-    assert not await health.run()
 
 
 async def test_requests_share_a_check() -> None:

@@ -42,14 +42,6 @@ def limit(pool: Pool, wait_seconds: float = 0.1, statement_seconds: float = 0.1)
     pool.wait_seconds = pool.statement_seconds = TIMEOUT
 
 
-@contextmanager
-def hold_lock(url: str, mode: str) -> Iterator[None]:
-    """Lock the table ``t`` in another session."""
-    with psycopg.connect(url) as other:
-        other.execute(f"LOCK TABLE t IN {mode} MODE".encode())
-        yield
-
-
 def count_rows(url: str) -> int:
     """Return the number of rows of the table ``t``."""
     with psycopg.connect(url) as connection:
@@ -99,28 +91,21 @@ def open_idle(pool: Pool, count: int) -> None:
         pass
 
 
-@pytest.mark.parametrize("work", [insert(1), insert_alone(1)], ids=["transaction", "alone"])
-def test_the_wait_for_a_lock_is_limited(own_server: PostgresServer, pool: Pool, work: Any) -> None:
-    """A write behind another session's lock raises `StoreBusy` after ``wait_seconds``, and writes nothing."""
-    with (
-        hold_lock(own_server.url, "SHARE"),
-        limit(pool, statement_seconds=TIMEOUT),
-        pytest.raises(StoreBusy, match="held a lock for too long") as exc_info,
-    ):
-        pool.run_write(work)
-    assert exc_info.value.retryable
+def test_the_wait_for_a_lock_is_limited(own_server: PostgresServer, pool: Pool) -> None:
+    """Behind another session's lock, a read and any write raise `StoreBusy` after ``wait_seconds``."""
+    calls: list[Callable[[], object]] = [
+        lambda: pool.run_write(insert(1)),
+        lambda: pool.run_write(insert_alone(2)),
+        lambda: pool.run_read(lambda tx: tx.rows("SELECT * FROM t")),
+    ]
+    with psycopg.connect(own_server.url) as other, limit(pool, statement_seconds=TIMEOUT):
+        other.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        for call in calls:
+            with pytest.raises(StoreBusy, match="held a lock for too long") as exc_info:
+                call()
+            assert exc_info.value.retryable
     assert count_rows(own_server.url) == 0
-    assert pool.run_write(work) == 1
-
-
-def test_the_wait_of_a_read_for_a_lock_is_limited(own_server: PostgresServer, pool: Pool) -> None:
-    """A read behind an exclusive lock raises `StoreBusy` too."""
-    with (
-        hold_lock(own_server.url, "ACCESS EXCLUSIVE"),
-        limit(pool, statement_seconds=TIMEOUT),
-        pytest.raises(StoreBusy, match="held a lock for too long"),
-    ):
-        pool.run_read(lambda tx: tx.rows("SELECT * FROM t"))
+    assert [call() for call in calls] == [1, 1, [(1,), (2,)]]
 
 
 def test_a_slow_statement_is_canceled(pool: Pool) -> None:
@@ -165,16 +150,24 @@ def test_a_frozen_server_process_does_not_block(
         assert pool.run_write(insert(2)) == 1
 
 
-def test_a_frozen_commit_is_not_run_again(own_server: PostgresServer, pool: Pool) -> None:
+@pytest.mark.parametrize("frozen", [True, False])
+def test_an_unconfirmed_commit_is_not_run_again(
+    own_server: PostgresServer, pool: Pool, frozen: bool
+) -> None:
     """A commit without an answer may have happened, so the error is not retryable."""
     runs: list[int] = []
     with ExitStack() as stack:
 
         def work(tx: PostgresTransaction) -> None:
             runs.append(tx.run("INSERT INTO t (number) VALUES (1)"))
-            stack.enter_context(freeze(list_client_pids(own_server.url)))
+            if frozen:
+                stack.enter_context(freeze(list_client_pids(own_server.url)))
+            else:
+                terminate_clients(own_server.url)
 
-        with limit(pool), pytest.raises(StoreUnreachable, match="check whether it") as exc_info:
+        if frozen:
+            stack.enter_context(limit(pool))
+        with pytest.raises(StoreUnreachable, match="check whether it was written") as exc_info:
             pool.run_write(work)
     assert not exc_info.value.retryable
     assert runs == [1]

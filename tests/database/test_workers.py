@@ -30,20 +30,6 @@ async def test_sequential_work_needs_one_thread(workers: Workers) -> None:
     assert names == {"test-worker_0"}
 
 
-async def test_concurrent_work_runs_in_several_threads(workers: Workers) -> None:
-    """Work that arrives while all threads are busy starts another one."""
-    barrier = threading.Barrier(3)
-    places = await asyncio.gather(*(workers.run(lambda _: barrier.wait(10), n) for n in range(3)))
-    assert sorted(places) == [0, 1, 2]
-
-
-async def test_error_of_the_work_is_raised(workers: Workers) -> None:
-    """The caller gets the error, and the thread runs further work."""
-    with pytest.raises(ZeroDivisionError):
-        await workers.run(lambda number: 1 // number, 0)
-    assert await workers.run(lambda number: 1 // number, 1) == 1
-
-
 async def test_cancelled_caller_does_not_wait(workers: Workers) -> None:
     """A caller that is cancelled while its work runs is resumed at once, and the result is ignored."""
     started, release = threading.Event(), threading.Event()
@@ -74,15 +60,6 @@ async def test_task_that_was_cancelled_before_is_cancelled(workers: Workers) -> 
         await asyncio.create_task(cancel_and_run())
 
 
-async def test_timeout_of_the_caller(workers: Workers) -> None:
-    """A timeout ends the wait, and its error is that of the timeout."""
-    release = threading.Event()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0):
-            await workers.run(lambda _: release.wait(10), None)
-    release.set()
-
-
 async def test_context_of_the_caller_is_kept(workers: Workers) -> None:
     """After the work, the task has the context variables that it had before, and can change them."""
     variable = ContextVar("variable", default="")
@@ -92,16 +69,6 @@ async def test_context_of_the_caller_is_kept(workers: Workers) -> None:
     variable.set("after")
     await workers.run(name_thread, None)
     assert variable.get() == "after"
-
-
-def test_event_loops_one_after_another(workers: Workers) -> None:
-    """Each event loop gets its own results."""
-
-    async def use_workers() -> list[int]:
-        return await asyncio.gather(*(workers.run(abs, -number) for number in range(20)))
-
-    for _ in range(5):
-        assert asyncio.run(use_workers()) == [*range(20)]
 
 
 def test_result_for_a_closed_event_loop(workers: Workers) -> None:
@@ -121,20 +88,6 @@ def test_result_for_a_closed_event_loop(workers: Workers) -> None:
     loop.close()
     release.set()
     assert workers.run_sync(name_thread, None).startswith("test-worker_")
-
-
-async def test_cancelled_work_is_not_started() -> None:
-    """Work that waits for a thread is dropped when its caller is cancelled."""
-    alone, ran, release = Workers(1, "test-worker"), list[str](), threading.Event()
-    first = asyncio.create_task(alone.run(lambda _: release.wait(10), None))
-    second = asyncio.create_task(alone.run(ran.append, "second"))
-    await asyncio.sleep(0)
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
-    release.set()
-    await first
-    alone.close()
-    assert ran == []
 
 
 def test_closed_workers_reject_work() -> None:

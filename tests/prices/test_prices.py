@@ -119,8 +119,3 @@ def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     """A missing price file raises an error and does not count as empty."""
     with pytest.raises(InvalidSetting, match="cannot be read"):
         load_prices(tmp_path / "none.toml")
-
-
-def test_the_packages_table_has_a_date() -> None:
-    """The price table of the package has the date of its prices."""
-    assert isinstance(load_prices().as_of, date)

@@ -4,9 +4,7 @@ import socket
 
 import pytest
 
-from kedge.providers import connect
-from kedge.testing import NetworkForbidden, forbid_network, serve
-from kedge.turns import Turn, user
+from kedge.testing import NetworkForbidden, forbid_network
 
 
 async def test_other_hosts_cannot_be_reached() -> None:
@@ -18,13 +16,6 @@ async def test_other_hosts_cannot_be_reached() -> None:
             probe.connect(("192.0.2.1", 443))
         with socket.socket() as probe, pytest.raises(NetworkForbidden, match="reach"):
             probe.connect_ex(("192.0.2.1", 443))
-
-
-async def test_the_local_host_can_be_reached() -> None:
-    """An engine reaches a server on the same machine."""
-    with forbid_network(), serve() as server:
-        async with connect(f"responses:{server.base_url}#practice") as engine:
-            assert len(await engine.run(Turn([user("Hi")]))) == 2
 
 
 def test_the_suite_forbids_the_network() -> None:

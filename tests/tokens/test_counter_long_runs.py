@@ -29,12 +29,6 @@ def test_a_run_of_one_blank_is_counted_exactly(blank: str, before: str, after: s
     assert count_pieces(text) == count_exact(text)
 
 
-def test_run_before_a_line_break_is_not_split() -> None:
-    """A run before a line break is not split, because the pattern matches it without recursion."""
-    text = " " * 150_000 + "\nx"
-    assert list(tokens.split_text(text)) == [text]
-
-
 def test_run_of_mixed_blanks_is_counted_approximately() -> None:
     """Each split inside a run of mixed blanks adds at most two tokens and never removes one."""
     text = "x" + " \t\u00a0\t" * 40_001 + "y"
