@@ -41,7 +41,6 @@ from kedge.turns import (
     FrozenMap,
     ImagePart,
     OpaquePart,
-    ReasoningBlock,
     RefusalPart,
     TextPart,
     Turn,
@@ -55,6 +54,7 @@ from kedge.turns import (
     user,
 )
 
+COMPACTION = {"type": "compaction", "content": "Summary of everything.", "signature": "s"}
 FREE_CALL = tool_call("f", "text", call_id="c", custom=True)
 KEY = "sk-ant-planted-in-this-test"
 REASONING = {"reasoning": {"effort": "low"}}
@@ -413,29 +413,6 @@ def reasoning_parts(request: Any) -> list[dict[str, Any]]:
     return [part for part in parts if part["type"] in ("thinking", "redacted_thinking")]
 
 
-async def test_reasoning_is_resent_with_its_signature_while_its_prefix_is_unchanged(
-    server: TestServer,
-) -> None:
-    """The strict server verifies the signature; after an edit no reasoning from the old context is sent."""
-    async with open_engine(server.url, "practice", params=REASONING) as engine:
-        turn = await engine.run(Turn([user("What is 2+3?")]))
-        reasoning_block = turn.blocks[1]
-        assert isinstance(reasoning_block, ReasoningBlock)
-        assert reasoning_block.encrypted_content
-        turn = await engine.run(turn.append(user("And 3+4?")))
-        (sent,) = reasoning_parts(server.requests[-1])
-        assert sent["signature"] == reasoning_block.encrypted_content
-        assert sent["thinking"] == "".join(reasoning_block.texts)
-        edited = turn.edit(turn.blocks[0].id, user("What is 5+5?")).append(user("Well?"))
-        plan = engine.plan(edited)
-        assert len(plan.left_out) == 2
-        await engine.run(edited)
-        assert reasoning_parts(server.requests[-1]) == []
-        answer = turn.edit(turn.blocks[2].id, assistant("Six.")).append(user("Well?"))
-        await engine.run(answer)
-        assert reasoning_parts(server.requests[-1]) == []
-
-
 async def test_reasoning_of_another_account_is_not_sent(server: TestServer) -> None:
     """A signature is valid only for the account that created it."""
     async with open_engine(server.url, "practice", params=REASONING) as engine:
@@ -476,23 +453,35 @@ async def test_redacted_reasoning_and_tool_rounds_are_resent_in_order() -> None:
 
 
 @for_each(
-    "content",
+    ("reason", "content"),
     [
-        [{"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}],
-        [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, text_block("So far")],
+        ("pause_turn", [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}]),
+        (
+            "pause_turn",
+            [{"type": "thinking", "thinking": "Hm", "signature": "s"}, text_block("So")],
+        ),
+        ("compaction", [COMPACTION]),
+        ("reason_of_the_future", [COMPACTION]),
     ],
 )
-async def test_paused_answer_continues_from_the_turn_of_the_error(content: list[Any]) -> None:
-    """The Turn of the error has everything in the answer, also its reasoning, which is sent back unchanged."""
-    paused = {**ANSWER, "content": content, "stop_reason": "pause_turn"}
+async def test_an_unfinished_answer_continues_from_the_turn_of_the_error(
+    reason: str, content: list[Any]
+) -> None:
+    """The Turn of the error has everything in the answer, which the next request sends back unchanged."""
+    paused = {**ANSWER, "content": content, "stop_reason": reason}
     server = serve_messages(paused, {**ANSWER, "id": "msg_2"})
     async with connect_to(server.handle, "anthropic") as engine:
         with pytest.raises(AnswerIncomplete) as exc_info:
             await engine.run(TURN)
-        assert exc_info.value.code == "pause_turn"
+        assert exc_info.value.code == reason
         assert exc_info.value.turn is not None
-        turn = await engine.run(exc_info.value.turn)
-    assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": content}
+        turn = await engine.run(exc_info.value.turn.append(user("Go on")))
+    sent = [block for each in server.bodies[1]["messages"] for block in each["content"]]
+    for block in sent:
+        block.pop("cache_control", None)
+    # A compaction is where the request starts.
+    start = [] if content == [COMPACTION] else [text_block("What is 2+3?")]
+    assert sent == [*start, *content, text_block("Go on")]
     assert turn.blocks[-1] == assistant("Yes.")
 
 
@@ -520,16 +509,6 @@ MCP_CONTENT = [
 """Blocks of a hosted tool, and one of a type that does not exist yet."""
 
 
-async def test_hosted_items_are_sent_back_to_this_api_as_they_came() -> None:
-    """The blocks of an answer that only this API has are part of the next request, whatever their type."""
-    content = [*MCP_CONTENT, text_block("Yes.")]
-    answer = json_response({**ANSWER, "content": content})
-    _, sent = await continue_answer(answer, user("And?"), api="anthropic")
-    for block in sent["content"]:
-        block.pop("cache_control", None)
-    assert sent == {"role": "assistant", "content": content}
-
-
 @pytest.mark.parametrize("other", ["responses", "chat"])
 async def test_hosted_items_are_not_sent_to_another_api(other: str) -> None:
     """Another API has no such items, so the Turn is rejected before anything is sent, with what to do."""
@@ -538,28 +517,6 @@ async def test_hosted_items_are_not_sent_to_another_api(other: str) -> None:
         engine = connect(f"{other}:{url}#m")
         with pytest.raises(UnsupportedBlock, match=r"mcp_tool_use.*remove it or write it as text"):
             await engine.run(turn.append(user("And?")))
-
-
-COMPACTION = {"type": "compaction", "content": "Summary of everything.", "signature": "s"}
-
-
-@pytest.mark.parametrize("reason", ["compaction", "reason_of_the_future"])
-async def test_an_unknown_stop_reason_keeps_what_arrived(reason: str) -> None:
-    """The error has a Turn with all blocks, and the compaction in it is where the next request starts."""
-    paused = {**ANSWER, "content": [COMPACTION], "stop_reason": reason}
-    replies = serve_messages(paused, {**ANSWER, "id": "msg_2"})
-    with serve_handler(replies.handle) as url:
-        engine = open_engine(url)
-        with pytest.raises(AnswerIncomplete) as caught:
-            await engine.run(TURN)
-        assert caught.value.code == reason
-        assert caught.value.turn is not None
-        assert caught.value.turn.blocks[1:] == (opaque(COMPACTION),)
-        turn = await engine.run(caught.value.turn.append(user("Go on")))
-    assert turn.blocks[-1].text == "Yes."
-    content = [block for each in replies.bodies[1]["messages"] for block in each["content"]]
-    assert [block["type"] for block in content] == ["compaction", "text"]
-    assert {**content[0], "cache_control": None} == {**COMPACTION, "cache_control": None}
 
 
 async def test_usage_has_the_tokens_of_all_iterations() -> None:

@@ -13,13 +13,15 @@ from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
 
-async def test_an_honest_server_agrees(engine: ResponsesEngine) -> None:
-    """Every block that the anchor covers is compared, over the complete chain."""
+async def test_every_block_that_the_anchor_covers_is_compared(engine: ResponsesEngine) -> None:
+    """An honest server agrees over the complete chain; a false anchor record is a difference."""
     turn = await send_lines(engine, "One", "Think about two.", "Three")
     audit = await engine.verify(turn)
-    assert audit.agrees is True
-    assert audit.checked == 6
+    assert (audit.agrees, audit.checked) == (True, 6)
     assert "same 6 blocks" in str(audit)
+    audit = await engine.verify(forge_records(turn))
+    assert audit.agrees is False
+    assert "block 1" in audit.difference
 
 
 async def test_without_an_anchor_there_is_nothing_to_verify(engine: ResponsesEngine) -> None:
@@ -37,14 +39,6 @@ def forge_records(turn: Turn, index: int = 0) -> Turn:
         for record in state.anchors
     ]
     return set_state(edited, structs.replace(state, anchors=tuple(records)))
-
-
-async def test_difference_is_reported(engine: ResponsesEngine) -> None:
-    """A false anchor record is detected by comparing it with the server's items."""
-    turn = forge_records(await send_lines(engine, "One", "Two"))
-    audit = await engine.verify(turn)
-    assert audit.agrees is False
-    assert "block 1" in audit.difference
 
 
 async def test_periodic_audit_heals_a_difference(server: TestServer) -> None:

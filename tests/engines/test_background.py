@@ -225,13 +225,6 @@ async def test_typed_output_waits_for_the_background(engine: ResponsesEngine) ->
     assert isinstance(finished.output, City)
 
 
-def test_sync_code_can_wait(server: TestServer) -> None:
-    """``engine.sync`` has the same methods."""
-    engine = connect(f"responses:{server.base_url}#practice").sync
-    assert last_text(engine.poll(engine.run(TURN, background=True))) == "Hello there."
-    engine.close()
-
-
 async def test_the_state_of_a_chat_keeps_the_id(link: Link) -> None:
     """A chat continues with the answer when it is called with the state and no message."""
     chat = Chat(link.engine)

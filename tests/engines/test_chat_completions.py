@@ -23,7 +23,7 @@ from kedge.engines.chat_completions import build_param_rules, map_tool, render_m
 from kedge.engines.param_rules import map_params
 from kedge.errors import RequestRefused, Unreachable, UnsupportedBlock, UnsupportedParameter
 from kedge.events.run import Healed, ModeChanged
-from kedge.planning import ConversationState, get_state, plan_request, set_state
+from kedge.planning import ConversationState, plan_request, set_state
 from kedge.providers import connect
 from kedge.turns import (
     AssistantBlock,
@@ -33,7 +33,6 @@ from kedge.turns import (
     ImagePart,
     OpaquePart,
     RefusalPart,
-    Source,
     Turn,
     assistant,
     blocks_from_messages,
@@ -196,16 +195,6 @@ def test_empty_arguments_and_contents_are_sent_in_a_form_that_servers_accept() -
     rendered = render_blocks(user([]), call, tool_result("c1", ""))
     assert [message.get("content") for message in rendered] == ["", None, ""]
     assert rendered[1]["tool_calls"][0]["function"]["arguments"] == "{}"
-
-
-def test_reasoning_is_left_out_and_the_plan_reports_it() -> None:
-    """This API does not encrypt reasoning, and unencrypted reasoning cannot be verified."""
-    reasoning_block = reasoning(text="Hm", source=Source("r", output_index=0))
-    turn = Turn([user("x"), reasoning_block, assistant("y", source=Source("r"))])
-    plan = plan_request(turn, scope="chat", mode="stateless", now=0)
-    assert [each["role"] for each in render_messages(plan, "chat")] == ["user", "assistant"]
-    assert plan.left_out == (reasoning_block,)
-    assert "Left out: 1 block of reasoning" in plan.explain()
 
 
 def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
@@ -387,17 +376,6 @@ async def test_an_unreachable_server_or_a_missing_model_has_advice(
         await run_once(connect("chat:http://127.0.0.1:1/v1#m", max_retries=0))
 
 
-async def test_a_stateless_answer_is_recorded_without_an_anchor() -> None:
-    """The record is marked as not stored, and the state of other servers is unchanged."""
-    known = ConversationState(previous_response_id="resp_1", conversation_id="conv_1")
-    async with connect_to(json_response(ANSWER), "chat") as engine:
-        turn = await engine.run(set_state(Turn([user("x")]), known))
-    state = get_state(turn)
-    assert (state.previous_response_id, state.conversation_id) == ("resp_1", "conv_1")
-    (record,) = state.anchors
-    assert (record.response_id, record.stored, record.expires_at) == ("chatcmpl-1", False, None)
-
-
 REASONING_ANSWER = complete(
     {
         "role": "assistant",
@@ -552,25 +530,17 @@ async def test_a_signature_without_text_is_stored_with_the_call() -> None:
     assert sent == message
 
 
-async def test_an_answer_without_text_keeps_its_audio() -> None:
-    """The audio of an answer is stored with an empty message, and the next request refers to it."""
-    audio = {"id": "audio_1", "data": "aGk=", "transcript": "Hi."}
-    message = {"role": "assistant", "content": None, "audio": audio}
-    turn, sent = await continue_answer(complete(message), user("Again"))
-    assert turn.blocks[-1].extra["item"]["chat_message"] == {"audio": audio}
-    assert sent["audio"] == {"id": "audio_1"}
-
-
 async def test_audio_is_streamed_in_pieces() -> None:
-    """The pieces of streamed audio are joined, and its id is not repeated."""
+    """The pieces of streamed audio are joined, and the next request refers to it by its id."""
     answer = stream_deltas(
         {"audio": {"id": "a", "transcript": "Hi"}},
         {"audio": {"id": "a", "data": "aG"}},
         {"audio": {"data": "k=", "transcript": "."}},
     )
-    turn, _ = await continue_answer(answer, user("Again"), streaming=True)
+    turn, sent = await continue_answer(answer, user("Again"), streaming=True)
     audio = turn.blocks[-1].extra["item"]["chat_message"]["audio"]
     assert audio == {"id": "a", "transcript": "Hi.", "data": "aGk="}
+    assert sent["audio"] == {"id": "a"}
 
 
 async def test_reasoning_details_after_the_answer_are_sent_back() -> None:

@@ -66,26 +66,6 @@ async def test_one_object_holds_the_complete_conversation(link: Link) -> None:
     assert "One" in last_text(turn)
 
 
-async def test_an_edit_starts_a_new_object(link: Link, turn: Turn) -> None:
-    """An object cannot be edited, so an edited Turn is sent in full to a new one."""
-    edited = await link.send("Three", turn=turn.edit(turn.blocks[0].id, user("Uno")))
-    assert object_of(edited) != object_of(turn)
-    link.check_law(edited)
-
-
-async def test_deleted_object_is_replaced(link: Link, turn: Turn) -> None:
-    """A deleted object is replaced by a new one with one full send."""
-    with make_client(link.server) as client:
-        client.conversations.delete(object_of(turn))
-    link.check_law(await link.send("Two", turn=turn))
-
-
-async def test_responses_in_an_object_are_no_anchors(link: Link, turn: Turn) -> None:
-    """A response inside an object proves nothing for a chain, because the object may have changed."""
-    plan = link.engine.plan(turn.append(user("Two")), mode="chained")
-    assert (plan.anchor, plan.fallback) == (None, "scope")
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("echo", ["no", "missing"])
 async def test_an_answer_outside_the_object_is_healed(
@@ -182,19 +162,6 @@ async def test_a_stream_after_a_pause_checks_the_last_item(
         assert link.lengths == [1]
 
 
-async def test_foreign_items_in_a_shown_answer_are_reported(server: TestServer) -> None:
-    """A streamed answer that was shown is reported, is no anchor, and ends the object."""
-    async with open_link(server, mode="conversation", clock=lambda: 1_000.0) as link:
-        turn = await link.send("One")
-        insert_message(server, turn)
-        answer, events = await link.collect(turn, "Two")
-        assert any(isinstance(event, ServerForgot) for event in events)
-        assert link.engine.plan(answer.append(user("Three"))).is_full
-        final = await link.send("Three", turn=answer)
-    assert "Intruder" not in str(last_context(server))
-    assert object_of(final) != object_of(turn)
-
-
 @pytest.mark.parametrize("is_rejected", [False, True])
 async def test_a_copied_turn_is_held_back_until_the_check(
     server: TestServer, is_rejected: bool
@@ -238,14 +205,6 @@ async def test_calls_made_from_a_foreign_context_are_not_run(link: Link, turn: T
     _, events = await link.collect(turn, "call add with a=2 and b=3", tools=[add])
     assert list_reasons(events) == ["conversation"]
     assert runs == ["2+3"]
-
-
-async def test_a_deleted_last_item_is_found(link: Link, turn: Turn) -> None:
-    """An object without the last known item has another context than the Turn."""
-    delete_item(link.server, turn, -1)
-    answer = await link.send("Two", turn=turn)
-    assert object_of(answer) != object_of(turn)
-    check_contexts(link.server, answer)
 
 
 async def test_a_long_history_is_checked_in_pages(link: Link) -> None:
@@ -346,20 +305,6 @@ async def test_a_fork_does_not_continue_the_object_of_a_running_answer(
     assert "1234" not in last_text(fork)
 
 
-async def test_concurrent_forks_get_objects_of_their_own(link: Link, turn: Turn) -> None:
-    """Of several lines of history that are sent at once, one continues the object."""
-    forks: list[Turn] = []
-
-    async def send(line: str) -> None:
-        forks.append(await link.send(line, turn=turn))
-
-    async with anyio.create_task_group() as group:
-        for number in range(4):
-            group.start_soon(send, f"Fork {number}")
-    check_contexts(link.server, *forks)
-    assert object_of(turn) in {object_of(each) for each in forks}
-
-
 async def test_a_line_that_lost_its_object_continues_the_new_one(link: Link, turn: Turn) -> None:
     """The new object of a fork is continued with deltas; so is the first one."""
     first = await link.send("Two", turn=turn)
@@ -367,23 +312,6 @@ async def test_a_line_that_lost_its_object_continues_the_new_one(link: Link, tur
     first = await link.send("Five", turn=first)
     assert link.lengths == [1, 1, 3, 1, 1]
     check_contexts(link.server, first, second)
-
-
-async def test_a_stream_left_early_ends_the_object(link: Link, turn: Turn) -> None:
-    """The server may complete an answer that was left, so the object is not used any more."""
-    async with link.engine.stream(turn.append(user("Two"))) as stream:
-        await read_until(stream)
-    again = await link.send("Three", turn=turn)
-    assert object_of(again) != object_of(turn)
-    check_contexts(link.server, again)
-
-
-async def test_a_rejected_request_does_not_end_the_object(link: Link, turn: Turn) -> None:
-    """A server that rejects a request adds nothing to the object, which is then continued."""
-    link.server.faults.set("status=400", times=1)
-    with pytest.raises(RequestRefused):
-        await link.send("Two", turn=turn)
-    assert object_of(await link.send("Two", turn=turn)) == object_of(turn)
 
 
 @asynccontextmanager

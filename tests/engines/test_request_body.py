@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from engines.conftest import open_engine
 from engines.runs import Link, request_bodies
 from for_each import for_each
-from kedge.engines import Request, anthropic, chat_completions
-from kedge.engines.request_options import PLANNED_PARAMS, convert_tool, to_definition
+from kedge.engines import Request
+from kedge.engines.request_options import PLANNED_PARAMS, to_definition
 from kedge.engines.transport import encode_body
 from kedge.errors import InvalidSetting, InvalidTurn, ResendTooLong, UnsupportedParameter
 from kedge.memory.tokens import hash_settings
 from kedge.providers import connect
 from kedge.testing import TestServer
-from kedge.tools import Toolbox, tool
+from kedge.tools import tool
 from kedge.turns import Turn, user
 
 TURN = Turn([user("Hello")])
@@ -174,27 +174,6 @@ def test_later_changes_of_the_caller_have_no_effect() -> None:
     params["reasoning"]["effort"] = "high"
     assert request.tools == (make_definition(),)
     assert request.params == {"reasoning": {"effort": "low"}}
-
-
-def test_the_requests_of_a_toolbox_share_their_definitions() -> None:
-    """Requests contain the same object, which equals the definition of the tool."""
-    toolbox = Toolbox(add)
-    [first] = Request(tools=toolbox.frozen_definitions()).tools
-    [second] = Request(tools=toolbox.frozen_definitions()).tools
-    assert first is second
-    assert first == add.definition() == toolbox.definitions()[0]
-
-
-@for_each("map_tool", [anthropic.map_tool, chat_completions.map_tool])
-def test_the_form_of_another_api_is_computed_once(map_tool: Any) -> None:
-    """The converted form is cached and can be encoded beside other definitions."""
-    definition = add.frozen_definition
-    converted = convert_tool(definition, map_tool)
-    assert converted == map_tool(add.definition())
-    assert convert_tool(definition, map_tool) is converted
-    assert json.loads(encode_body({"tools": [converted, {"type": "x"}]})) == {
-        "tools": [map_tool(add.definition()), {"type": "x"}]
-    }
 
 
 def test_a_definition_that_contains_itself_is_rejected() -> None:

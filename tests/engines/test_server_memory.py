@@ -75,17 +75,6 @@ async def send_messages(
     return turn, wrong
 
 
-@STREAMING
-async def test_stateless_gateway_never_returns_a_wrong_answer(streaming: bool) -> None:
-    """It stores nothing and echoes the requested id; that costs one request and no wrong answer."""
-    server = MemoryServer(stores=False)
-    async with open_memory_engine(server, clock=FakeClock()) as engine:
-        _, wrong = await send_messages(server, engine, 8, streaming=streaming)
-    assert wrong == 0
-    assert len(server.bodies) == 9
-    assert sum(map(is_chained, server.bodies)) == 1
-
-
 async def test_retry_delay_of_a_forgetting_server_doubles() -> None:
     """With a message every 20 seconds, no answer is wrong, and the delay between attempts doubles."""
     server, clock = MemoryServer(stores=False), FakeClock()
@@ -139,92 +128,6 @@ async def test_long_message_after_a_short_one_proves_nothing() -> None:
         turn, _ = await send(engine, turn, "The quick brown fox jumps over it. " * 60)
         assert is_coherent(server, turn)
     assert not any(map(is_chained, server.bodies))
-
-
-@STREAMING
-async def test_chain_limit_is_learned(streaming: bool) -> None:
-    """The count still grows at the limit, but is too low by the oldest exchange."""
-    server = MemoryServer(cap=10)
-    async with open_memory_engine(server, clock=FakeClock()) as engine:
-        turn, wrong, flagged, healed = Turn(), 0, 0, 0
-        for number in range(40):
-            turn, events = await send(engine, turn, f"Line {number}", streaming=streaming)
-            wrong += not is_coherent(server, turn)
-            flagged += any(isinstance(event, ServerForgot) for event in events)
-            if count_healed(events):
-                assert not is_chained(server.bodies[-1])  # also not on an older anchor
-                healed += 1
-    assert (wrong, flagged, healed) == ((1, 1, 0) if streaming else (0, 0, 1))
-    assert sum(map(is_chained, server.bodies)) > 25
-
-
-async def test_max_depth_starts_a_new_chain() -> None:
-    """At the maximum depth a new chain starts, instead of reusing the deepest allowed anchor."""
-    server = MemoryServer()
-    async with open_memory_engine(server, max_depth=4, trust="always") as engine:
-        await send_messages(server, engine, 20)
-    assert max(len(body["input"]) for body in server.bodies if is_chained(body)) == 1
-    assert [is_chained(body) for body in server.bodies[:11]] == [
-        *(False, True, True, True, True),
-        *(False, True, True, True, True),
-        False,
-    ]
-
-
-@STREAMING
-async def test_server_that_never_stores_is_detected_once(streaming: bool) -> None:
-    """Ten messages cost at most eleven requests, and chaining is tried again after the delay."""
-    server, clock = MemoryServer(stores=False, rejects_unknown=True), FakeClock()
-    async with open_memory_engine(server, clock=clock) as engine:
-        turn, wrong = await send_messages(server, engine, 10, streaming=streaming)
-        assert (wrong, len(server.bodies)) == (0, 11)
-        plan = engine.plan(turn.append(user("And?")), streaming=streaming)
-        assert "the server does not store responses" in plan.explain()
-        clock.now += BASE_COOLDOWN
-        assert engine.plan(turn.append(user("And?")), streaming=streaming).mode == "chained"
-
-
-async def test_older_anchors_are_not_tried_after_a_total_loss() -> None:
-    """An edit that leads back to an older response costs no further rejected request."""
-    server = MemoryServer(rejects_unknown=True)
-    async with open_memory_engine(server, trust="always") as engine:
-        turn, _ = await send_messages(server, engine, 4)
-        server.restart()
-        turn, events = await send(engine, turn, "Five")
-        assert count_healed(events) == 1
-        earlier = turn.take(4)
-        _, events = await send(engine, earlier, "Another way")
-        assert count_healed(events) == 0
-
-
-@STREAMING
-async def test_repeated_response_id_is_not_an_anchor(streaming: bool) -> None:
-    """Neither record of an id that was issued twice is used, in this conversation or in another."""
-    server = MemoryServer(counter_ids=True)
-    async with open_memory_engine(server, trust="always", clock=FakeClock()) as engine:
-        one, _ = await send(engine, Turn(), "One", streaming=streaming)
-        server.restart()
-        other, _ = await send(engine, Turn(), "Something else", streaming=streaming)
-        for turn in (one, other):
-            finished, _ = await send(engine, turn, "And?", streaming=streaming)
-            assert is_coherent(server, finished)
-
-
-async def test_equal_ids_of_two_servers_are_distinguished() -> None:
-    """Each server gets its own anchor, although both number their responses from one."""
-    first, second = MemoryServer(counter_ids=True), MemoryServer(counter_ids=True)
-    async with (
-        open_memory_engine(first, trust="always") as one,
-        open_memory_engine(second, trust="always") as two,
-    ):
-        turn, _ = await send(one, Turn(), "One")
-        turn, _ = await send(two, turn, "Two")
-        turn, _ = await send(two, turn, "Three")
-        assert is_chained(second.bodies[-1])
-        assert is_coherent(second, turn)
-        turn, _ = await send(one, turn, "Four")
-        assert is_chained(first.bodies[-1])
-        assert is_coherent(first, turn)
 
 
 @for_each("usage", ["none", "constant", "new"])

@@ -3,8 +3,6 @@
 import asyncio
 import gzip
 import json
-import socket
-import threading
 import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -62,7 +60,7 @@ from kedge.providers import connect
 from kedge.testing import TestServer
 
 SECRET = "secret-77"
-LIMIT = 1_000_000
+LIMIT = 200_000
 ITEM = {"type": "message", "role": "assistant", "content": "5", "id": "m"}
 ANSWER = {"id": "resp_1", "status": "completed", "output": [ITEM]}
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
@@ -333,30 +331,20 @@ async def test_request_is_sent_through_a_proxy(monkeypatch: pytest.MonkeyPatch) 
     assert [block.kind for block in turn.blocks] == ["user", "assistant"]
 
 
-@pytest.mark.parametrize("retries", [0, 1])
-async def test_broken_connection_is_retried(retries: int) -> None:
+async def test_broken_connection_is_retried() -> None:
     """A connection that breaks before an answer is retried as often as ``max_retries`` allows."""
     accepted: list[None] = []
 
-    def close_each() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:  # closed: the test has ended
-                return
-            accepted.append(None)
-            connection.close()
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(None)
+        writer.close()
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=close_each, daemon=True)
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        async with connect(f"responses:{url}#m", max_retries=retries) as engine:
+    async with await asyncio.start_server(close, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        async with connect(f"responses:{url}#m", max_retries=1) as engine:
             with pytest.raises(Unreachable):
                 await engine.run(TURN)
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(300)
-    assert len(accepted) == retries + 1
+    assert len(accepted) == 2
 
 
 def test_timeouts_are_read_in_every_form() -> None:
@@ -455,7 +443,7 @@ KINDS = ["responses", "chat", "anthropic", "sdk openai", "sdk anthropic"]
 @for_each("streaming", [False, True])
 async def test_a_response_is_limited(kind: str, encoding: str, streaming: bool) -> None:
     """A body or a stream that is larger after decompression is an error, which names the setting."""
-    body = EVENT * 50 if streaming else json.dumps({"id": "resp_1", "x": "x" * 5_000_000}).encode()
+    body = EVENT * 10 if streaming else json.dumps({"id": "resp_1", "x": "x" * 1_000_000}).encode()
     content_type = "text/event-stream" if streaming else "application/json"
     headers = {"content-encoding": encoding, "content-type": content_type}
     answer = Response(COMPRESS[encoding](body), headers=headers)

@@ -24,15 +24,12 @@ from kedge.memory.evidence import (
     KnownServer,
     ServerEvidence,
 )
-from kedge.planning import RequestPlan
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
-from kedge.turns import Turn, image, system, user
-from normalization import expected_context, normalize_items
+from kedge.turns import Turn, system, user
 
 STREAMING = pytest.mark.parametrize("streaming", [True, False])
 KNOWN = KnownServer(remembers=True)
-PICTURE = "data:image/png;base64,iVBORw0KGgo="
 ANSWER = (
     "A keel is the lowest part of a ship. It runs along the middle from the bow to the stern and "
     "carries the frames. In a sailing boat it also keeps the hull from drifting sideways, and its "
@@ -176,82 +173,9 @@ async def test_a_total_loss_of_a_known_provider_is_believed_at_once(streaming: b
         assert find_losses(events)
 
 
-@STREAMING
-@pytest.mark.parametrize("has_image", [True, False])
-async def test_encrypted_reasoning_does_not_prevent_a_proof(
-    streaming: bool, has_image: bool
-) -> None:
-    """A reliable server is chained on although full sends replay reasoning and images."""
-    with serve() as server:
-        server.faults.set("anonymous")
-        params = {"include": ["reasoning.encrypted_content"]}
-        async with connect_engine(server.base_url, params=params) as engine:
-            turn = Turn()
-            for number in range(14):
-                text = f"Think about {number}. " + SENTENCES
-                parts: list[Any] = [text, image(PICTURE)] if has_image and not number else [text]
-                turn = await engine.run(turn.append(user(parts)), streaming=streaming)
-        bodies = find_bodies(server)
-    assert any(item["type"] == "reasoning" for item in bodies[1]["input"])
-    assert sum("previous_response_id" in body for body in bodies) >= 12
-    assert len(bodies) == 14
-
-
-@STREAMING
-async def test_a_loss_with_encrypted_reasoning_is_detected(streaming: bool) -> None:
-    """The visible text is enough to show that a server forgot the context."""
-    with serve() as server:
-        server.faults.set("anonymous")
-        server.faults.set("forget_silently")
-        params = {"include": ["reasoning.encrypted_content"]}
-        async with connect_engine(server.base_url, params=params) as engine:
-            turn = Turn()
-            for number in range(8):
-                text = f"Think about {number}. " + SENTENCES
-                turn, _ = await talk(engine, turn, text, streaming=streaming)
-                assert normalize_items(read_context(server)) == expected_context(turn)
-
-
 def find_bodies(server: TestServer) -> list[dict[str, Any]]:
     """Return the bodies of all requests for a response."""
     return [dict(each.body) for each in server.requests if each.method == "POST"]
-
-
-def read_context(server: TestServer) -> Any:
-    """Return the items that the model read for the last request."""
-    return [each for each in server.requests if each.method == "POST"][-1].context
-
-
-@STREAMING
-async def test_a_trusted_server_is_chained_on_after_a_loss(streaming: bool) -> None:
-    """With ``trust="always"`` a missing response concerns its own conversation, for one request."""
-    server = MemoryServer(rejects_unknown=True)
-    async with connect_to(server.handle, trust="always", clock=FakeClock()) as engine:
-        one, _ = await talk(engine, Turn(), "One", streaming=streaming)
-        two, _ = await talk(engine, Turn(), "Two", streaming=streaming)
-        for response_id in list(server.stored)[:1]:
-            del server.stored[response_id]
-        server.bodies.clear()
-        one, events = await talk(engine, one, "And?", streaming=streaming)
-        assert [type(each) for each in find_losses(events)] == [Healed]
-        for turn in (two, one):
-            _, events = await talk(engine, turn, "And more?", streaming=streaming)
-            assert find_losses(events) == []
-    chained = ["previous_response_id" in body for body in server.bodies]
-    assert chained == [True, False, True, True]
-
-
-@STREAMING
-async def test_counts_of_a_trusted_server_are_only_reported(streaming: bool) -> None:
-    """With ``trust="always"`` a count causes no second request: each loss is reported, and a new chain starts."""
-    server = MemoryServer(stores=False)
-    async with connect_to(server.handle, trust="always", clock=FakeClock()) as engine:
-        turn, reports = Turn(), list[list[type[Event]]]()
-        for number in range(6):
-            turn, events = await talk(engine, turn, ORDINARY.format(number), streaming=streaming)
-            reports.append([type(each) for each in find_losses(events)])
-    assert reports == [[], [ServerForgot]] * 3
-    assert ["previous_response_id" in body for body in server.bodies] == [False, True] * 3
 
 
 def replace_clock(turn: Turn, hour: int) -> Turn:
@@ -285,41 +209,6 @@ async def test_a_change_of_the_instructions_is_no_loss(streaming: bool, usage: s
             turn, events = await talk(engine, edited, "x" * 3_000, streaming=streaming)
             assert find_losses(events) == []
     assert ["previous_response_id" in body for body in server.bodies] == [False, True, True, True]
-
-
-@STREAMING
-async def test_a_proven_server_keeps_other_conversations(streaming: bool) -> None:
-    """A conversation whose responses are missing again and again does not stop the others."""
-    server, clock = MemoryServer(rejects_unknown=True), FakeClock()
-    async with connect_to(server.handle, known_server=KNOWN, clock=clock) as engine:
-        lost, _ = await talk(engine, Turn(), "One", streaming=streaming)
-        kept, _ = await talk(engine, Turn(), "Two", streaming=streaming)
-        _, keep = server.stored
-        for number in range(4):
-            server.stored = {keep: server.stored[keep]}
-            lost, _ = await talk(engine, lost, f"Line {number}", streaming=streaming)
-        server.bodies.clear()
-        _, events = await talk(engine, kept, "And?", streaming=streaming)
-    assert find_losses(events) == []
-    assert "previous_response_id" in server.bodies[-1]
-
-
-async def plan_and_send(engine: Engine, turn: Turn) -> tuple[RequestPlan, Turn]:
-    """Return the plan of a dry run, and the Turn after the request."""
-    return engine.plan(turn), await engine.run(turn)
-
-
-async def test_a_plan_is_that_of_the_request() -> None:
-    """A dry run uses the evidence that ``run`` uses, so both chain or none does."""
-    server = MemoryServer(lists=False)
-    async with connect_to(server.handle) as engine:
-        turn = Turn()
-        for number in range(8):
-            turn = turn.append(user(ORDINARY.format(number)))
-            plan, turn = await plan_and_send(engine, turn)
-            sent = server.bodies[-1].get("previous_response_id", "")
-            assert plan.previous_response_id == sent or plan.conditional
-        assert server.bodies[-1]["previous_response_id"]
 
 
 async def test_a_plan_that_depends_on_a_probe_says_so() -> None:

@@ -95,13 +95,6 @@ async def test_the_trace_lists_the_changes_of_each_middleware() -> None:
     assert len(pruned.removed) == 1
 
 
-async def test_a_middleware_without_changes_is_not_traced() -> None:
-    """A middleware that passes the Turn on is not in the trace, even if the engine appends blocks."""
-    engine = ScriptedEngine([assistant("hello")])
-    stream, _ = await run_stack(engine, BaseMiddleware)
-    assert stream.trace == []
-
-
 async def test_a_class_or_a_function_may_be_a_middleware() -> None:
     """A class and a function that take an engine and return one are both middleware."""
 

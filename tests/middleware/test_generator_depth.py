@@ -5,14 +5,11 @@ from inspect import CO_ASYNC_GENERATOR
 
 import pytest
 
-from kedge import connect
 from kedge.conversation import Conversation
-from kedge.engines import Engine, Events, Request
-from kedge.events import StreamEvent, TextDelta
-from kedge.events.decoder import StreamDecoder
+from kedge.engines import Events, Request
+from kedge.events import TextDelta
 from kedge.middleware import repair, tools, with_middleware
 from kedge.store import open_store
-from kedge.testing import serve
 from kedge.turns import Turn, assistant, user
 from middleware.scripted_engine import ScriptedEngine
 
@@ -65,28 +62,3 @@ async def test_a_conversation_with_a_tool_passes_few_generators(key: str) -> Non
         conversation = await Conversation.create(engine, store=store, tools=[add])
         await conversation.send("hi", key=key)
     assert 0 < engine.depth <= MAX_CONVERSATION_DEPTH - MAX_ENGINE_DEPTH
-
-
-def connect_api(api: str, url: str) -> Engine:
-    """Return an engine for one of the APIs of a server."""
-    if api == "anthropic":
-        return connect("anthropic:practice", base_url=url.removesuffix("/v1"), api_key="x")
-    return connect(f"{api}:{url}#practice")
-
-
-@pytest.mark.parametrize("api", ["responses", "chat", "anthropic"])
-async def test_an_engine_passes_few_generators(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The generators are counted where the events of a chunk are decoded, next to the connection."""
-    depths: list[int] = []
-    feed = StreamDecoder.feed
-
-    def count_and_feed(self: StreamDecoder, chunk: bytes) -> list[StreamEvent]:
-        depths.append(count_generators())
-        return feed(self, chunk)
-
-    monkeypatch.setattr(StreamDecoder, "feed", count_and_feed)
-    with serve() as server:
-        engine = connect_api(api, server.base_url)
-        async with engine, engine.stream(Turn([user("Count to 5")])) as stream:
-            await stream.finish()
-    assert 0 < max(depths) <= MAX_ENGINE_DEPTH

@@ -6,26 +6,17 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.middleware import repair, repair_turn, with_middleware
+from kedge.middleware import repair_turn
 from kedge.planning import find_best_anchor, find_problems, plan_request, record_response
 from kedge.turns import (
     Block,
     ToolResultBlock,
     Turn,
-    assistant,
     opaque,
     tool_call,
     tool_result,
     user,
 )
-from middleware.scripted_engine import ScriptedEngine
-
-
-def test_an_open_call_gets_a_result() -> None:
-    """The added tool result is a block of the Turn with the origin ``repair``."""
-    turn = repair_turn(Turn([user("go"), tool_call("f", {}, call_id="c1")]))
-    assert turn.blocks[-1].origin == "repair"
-    assert find_problems(turn) == ()
 
 
 def test_an_open_call_can_be_removed() -> None:
@@ -68,14 +59,6 @@ def test_any_turn_can_be_repaired(
     turn = repair_turn(Turn(blocks), mode)
     assert find_problems(turn) == ()
     assert repair_turn(turn) is turn
-
-
-async def test_repair_works_before_planning() -> None:
-    """As a middleware, repair corrects a Turn that could not be sent."""
-    engine = ScriptedEngine([assistant("fine")])
-    turn = Turn([user("go"), tool_result("c9", "orphan")])
-    await with_middleware(engine, repair()).run(turn)
-    assert find_problems(engine.turns[0]) == ()
 
 
 def test_many_problems_are_repaired_in_order() -> None:

@@ -6,7 +6,6 @@ import anyio
 import pytest
 
 from for_each import for_each
-from kedge.engines import Request
 from kedge.errors import EngineError
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import find_open_calls, guard, redact, tools, with_middleware
@@ -24,7 +23,6 @@ from kedge.turns import (
     file,
     image,
     tool_call,
-    tool_result,
     user,
 )
 from middleware.scripted_engine import ScriptedEngine, run_stack
@@ -106,14 +104,6 @@ async def test_a_forced_tool_choice_applies_once() -> None:
     assert choices == ["required", "auto"]
 
 
-async def test_calls_of_the_callers_tools_are_left_open() -> None:
-    """Calls of tools that the caller defined stay open, and calls of the toolbox are run."""
-    engine = ScriptedEngine([make_call(1), make_call(2, "mine", "{}")])
-    turn = await with_middleware(engine, tools(add)).run(GO, tools=(MINE,))
-    assert result_texts(turn) == ["3"]
-    assert open_calls(turn) == ["mine"]
-
-
 async def test_an_error_in_a_later_round_has_the_results_so_far() -> None:
     """The Turn of the error contains all earlier answers and results."""
 
@@ -127,14 +117,6 @@ async def test_an_error_in_a_later_round_has_the_results_so_far() -> None:
         await with_middleware(engine, tools(add)).run(GO)
     assert exc_info.value.turn is not None
     assert result_texts(exc_info.value.turn) == ["3"]
-
-
-async def test_an_answered_call_is_not_run_again() -> None:
-    """Only calls without a result are run."""
-    engine = ScriptedEngine([assistant("done")])
-    turn = Turn([user("go"), make_call(1), tool_result("call_1", "by hand")])
-    turn = await with_middleware(engine, tools(add)).run(turn)
-    assert result_texts(turn) == ["by hand"]
 
 
 async def test_an_open_call_of_the_caller_at_the_limit_ends_the_run() -> None:
@@ -220,13 +202,6 @@ async def test_a_toolbox_may_be_a_function_of_the_turn() -> None:
     assert offered(engine) == [["add"], ["stop"], ["stop"]]
 
 
-async def test_a_toolbox_function_may_return_functions() -> None:
-    """The functions given to the middleware are always offered."""
-    engine = ScriptedEngine([assistant("done")])
-    await with_middleware(engine, tools(add, toolbox=lambda _: [double])).run(GO)
-    assert offered(engine) == [["double", "add"]]
-
-
 async def test_run_accepts_functions_toolboxes_and_definitions() -> None:
     """Functions and toolboxes are run; calls of definitions are left to the caller."""
     engine = ScriptedEngine([make_call(1), DOUBLE], [make_call(3, "mine", "{}")])
@@ -234,19 +209,6 @@ async def test_run_accepts_functions_toolboxes_and_definitions() -> None:
     assert result_texts(turn) == ["3", "8"]
     assert open_calls(turn) == ["mine"]
     assert offered(engine)[0] == ["mine", "add", "double"]
-
-
-async def test_run_accepts_a_toolbox_beside_the_tools_of_a_stack() -> None:
-    """Each tool loop runs the calls of its own tools."""
-    engine = ScriptedEngine([make_call(1), DOUBLE], [assistant("done")])
-    turn = await with_middleware(engine, tools(add)).run(GO, tools=Toolbox(double))
-    assert result_texts(turn) == ["3", "8"]
-    assert find_problems(turn) == ()
-
-
-def test_a_dry_run_accepts_functions() -> None:
-    """Functions become tool definitions of the request."""
-    assert [each["name"] for each in Request.of(tools=[add]).tools] == ["add"]
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -10,17 +10,15 @@ import pytest
 
 from engines.fake_server import ScriptedServer, connect_to
 from engines.runs import check_law
-from kedge.compaction import ServerCompactor
 from kedge.engines import Engine
 from kedge.events.run import ToolFinished
-from kedge.middleware import compact, repair, tools, with_middleware
+from kedge.middleware import repair, tools, with_middleware
 from kedge.planning import find_problems, get_state
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
 from kedge.tools import tool
 from kedge.turns import ToolResultBlock, Turn, user
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 FINAL_OUTPUT: list[dict[str, Any]] = [
     {"type": "message", "role": "assistant", "content": "done", "id": "m"}
 ]
@@ -70,29 +68,6 @@ async def serve_script(
 def tool_results(turn: Turn) -> list[ToolResultBlock]:
     """Return the tool results, in order."""
     return [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
-
-
-async def test_a_plan_has_the_tools_of_the_request() -> None:
-    """A dry run is planned with the tools that would be sent, those of one run and those of the stack."""
-
-    def double(a: int) -> int:
-        """Double a number."""
-        return 2 * a
-
-    with serve() as server:
-        engine = connect(f"responses:{server.base_url}#practice", prompt_cache=True)
-        async with with_middleware(engine, compact(ServerCompactor(10**6)), tools(add)) as stack:
-            turn = await stack.run(Turn([user("One")]), tools=[double])
-            turn = turn.append(user("Two"))
-            planned, other = stack.plan(turn, tools=[double]), stack.plan(turn)
-            async with stack.stream(turn, tools=[double]) as stream:
-                await stream.finish()
-    sent = stream.plan
-    assert sent is not None
-    assert planned.cache is not None
-    assert planned.cache == sent.cache
-    assert planned.cache.hints == ()
-    assert "the tools changed" in other.explain()
 
 
 async def test_a_custom_tool_takes_free_text(strict: tuple[TestServer, Engine]) -> None:

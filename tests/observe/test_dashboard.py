@@ -47,18 +47,3 @@ def test_every_queried_metric_exists() -> None:
         }
         grouped = {each.strip() for group in GROUP_BY.findall(query) for each in group.split(",")}
         assert grouped <= labels, query
-
-
-def test_panels_have_unique_ids_and_do_not_overlap() -> None:
-    """Panels have unique ids and separate positions within the width of the grid."""
-    dashboard: Any = json.loads(DASHBOARD.read_text())
-    panels = dashboard["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    cells = [
-        (column, line)
-        for panel in panels
-        for column in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
-        for line in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
-    ]
-    assert len(cells) == len(set(cells))
-    assert max(column for column, _ in cells) < 24

@@ -10,13 +10,12 @@ from collections.abc import AsyncIterator, Iterator
 import httpx2
 import pytest
 
-from kedge import EngineError, Turn, connect, user, with_middleware
+from kedge import Turn, connect, user, with_middleware
 from kedge.conversation import Conversation
 from kedge.engines import Engine
 from kedge.errors import InvalidSetting
 from kedge.middleware import tools
 from kedge.observe import (
-    TRACE,
     ContextFilter,
     bind_fields,
     get_logger,
@@ -26,20 +25,6 @@ from kedge.observe import (
 )
 from kedge.store import open_store
 from kedge.testing import serve
-
-
-def test_fields_go_along_as_attributes(caplog: pytest.LogCaptureFixture) -> None:
-    """Ids are fields of the record; empty ones, and records below the level, are omitted."""
-    caplog.set_level(TRACE, "kedge.test")
-    log = get_logger("kedge.test")
-    log.trace("a step", response_id="resp_1", call_id="")
-    (record,) = caplog.records
-    assert record.levelname == "TRACE"
-    assert record.__dict__["kedge"] == {"response_id": "resp_1"}
-    assert record.funcName == "test_fields_go_along_as_attributes"
-    caplog.set_level(logging.WARNING, "kedge.test")
-    get_logger("kedge.test").debug("never")
-    assert len(caplog.records) == 1
 
 
 def test_invalid_level_or_format_is_rejected() -> None:
@@ -247,14 +232,3 @@ async def test_concurrent_runs_have_separate_ids(practice: Engine, written: io.S
     assert all("conversation_id" not in each for each in between)
     records = {each["conversation_id"] for each in lines if each["logger"] == "kedge.engines"}
     assert records == {"one", "two"}
-
-
-async def test_failure_is_logged_with_ids(written: io.StringIO) -> None:
-    """The error of an unreachable server is logged with the conversation id."""
-    log_to_stderr("error", "json", written)
-    async with connect("responses:http://127.0.0.1:9/v1#x", max_retries=0) as engine:
-        with bind_fields(conversation_id="talk"), pytest.raises(EngineError):
-            await engine.run(Turn([user("Hello")]))
-    (line,) = parse_lines(written)
-    assert line["conversation_id"] == "talk"
-    assert "Unreachable" in line["message"]

@@ -1,6 +1,5 @@
 """Declaration and counting of metrics, and their exposition format, checked with parsers of Prometheus."""
 
-import re
 import threading
 from pathlib import Path
 
@@ -9,9 +8,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 from prometheus_client.registry import CollectorRegistry
 
-from for_each import for_each
 from kedge.observe import METRICS, count, measure, reset, snapshot
-from kedge.observe.metrics import MAX_SERIES, OTHER, Metric
+from kedge.observe.metrics import MAX_SERIES, OTHER
 from kedge.observe.prometheus import TableCollector, render
 
 
@@ -90,53 +88,6 @@ def test_every_metric_is_exposed() -> None:
     registry = CollectorRegistry()
     registry.register(TableCollector())
     assert registry.get_sample_value("responses_forgotten_total") == 0
-
-
-ABBREVIATED_UNITS = {"s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d"}
-SCALED_UNITS = {"milliseconds", "minutes", "hours", "days", "kilobytes", "megabytes", "bits"}
-TYPES = {"counter", "gauge", "histogram", "summary", "untyped"}
-
-
-def list_problems(metric: Metric) -> list[str]:
-    """Return the rules of ``promtool check metrics`` that a metric violates."""
-    words = set(metric.name.split("_"))
-    suffix = "_" + metric.name.rpartition("_")[2]
-    rules = {
-        "no help text": not metric.help,
-        "not in snake case": re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", metric.name) is None,
-        "abbreviated unit": bool(words & ABBREVIATED_UNITS),
-        "no base unit": bool(words & SCALED_UNITS),
-        "type in the name": bool(words & TYPES),
-        "counters end in _total, others do not": (suffix == "_total") != (metric.kind == "counter"),
-        "reserved suffix": metric.kind != "histogram" and suffix in ("_bucket", "_count", "_sum"),
-        "reserved label": bool({"le", "quantile"} & set(metric.labels)),
-        "label not in snake case": any(not re.fullmatch("[a-z_]+", name) for name in metric.labels),
-    }
-    return [rule for rule, is_violated in rules.items() if is_violated]
-
-
-@for_each("metric", METRICS.values())
-def test_names_follow_the_conventions_of_prometheus(metric: Metric) -> None:
-    """Names, labels and help texts follow all rules that ``promtool check metrics`` reports."""
-    assert list_problems(metric) == []
-
-
-@for_each(
-    "metric",
-    [
-        Metric("planning_duration_ms", "Time", buckets=(1,)),
-        Metric("planning_minutes", "Time", buckets=(1,)),
-        Metric("requests:rate", "Requests"),
-        Metric("open_requests_count", "Requests"),
-        Metric("requests_counter_total", "Requests"),
-        Metric("requests_total", "Requests", buckets=(1,)),
-        Metric("requests_total", ""),
-        Metric("requests_total", "Requests", ("le",)),
-    ],
-)
-def test_a_violation_of_the_conventions_is_found(metric: Metric) -> None:
-    """The check of the conventions finds a metric that promtool reports."""
-    assert list_problems(metric) != []
 
 
 def test_counts_are_exposed_with_their_labels() -> None:

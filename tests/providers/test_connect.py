@@ -74,17 +74,6 @@ def test_azure_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.scope.startswith("azure/mine.openai.azure.com/openai/v1/")
 
 
-def test_practice_model_needs_no_settings() -> None:
-    """The embedded server answers over real HTTP, and its scope is its name."""
-    engine = connect("practice")
-    turn = run_sync(engine.run(Turn([user("What is 2+3?")])))
-    assert "5" in str(turn.blocks[-1])
-    turn = run_sync(engine.run(turn.append(user("What did I say first?"))))
-    assert "What is 2+3?" in str(turn.blocks[-1])
-    assert isinstance(engine, ResponsesEngine)
-    assert engine.scope == "practice"
-
-
 def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry point is a provider, cannot replace a built-in one, and is not read for those."""
     calls: list[tuple[str, Any]] = []

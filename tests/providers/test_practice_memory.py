@@ -1,13 +1,11 @@
 """Test the practice model's responses in a store: shared, deleted with their conversations, and optional."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 from openai import OpenAI
 
-from forked import ForkedProcess
 from kedge.conversation import Conversation
 from kedge.event_loops import run_sync
 from kedge.planning import Mode
@@ -20,23 +18,6 @@ from kedge.providers.practice_memory import (
 from kedge.store import ConversationRow, Store, open_store
 from kedge.testing import serve
 from postgresql import ReusableStore
-
-WRITER = """
-import asyncio, sys
-from kedge.conversation import Conversation
-from kedge.providers.practice_memory import store_practice_memory
-from kedge.store import open_store
-
-async def main(url):
-    async with open_store(url) as store, await Conversation.create("practice", store=store) as conversation:
-        while True:
-            await conversation.send("Hello")
-            print((await conversation.responses())[-1].provider_response_id, flush=True)
-
-with store_practice_memory(sys.argv[1]):
-    asyncio.run(main(sys.argv[1]))
-"""
-"""A process that sends messages until it is killed, and prints the id of every response."""
 
 
 @pytest.fixture
@@ -70,18 +51,6 @@ def send_messages(url: str, *messages: str, mode: Mode = "chained") -> list[str]
 def read_files(folder: Path) -> bytes:
     """Return the content of all files in a folder."""
     return b"".join(path.read_bytes() for path in folder.iterdir())
-
-
-def test_stored_responses_are_found_by_a_later_server(url: str) -> None:
-    """The embedded server of a store ends with the block, and the next one has its responses."""
-    with store_practice_memory(url):
-        first = get_embedded_server()
-        response_ids = send_messages(url, "Hello")
-        assert get_embedded_server() is first
-    assert find_missing_responses(response_ids) == set(response_ids)
-    with store_practice_memory(url):
-        assert get_embedded_server() is not first
-        assert find_missing_responses(response_ids) == set()
 
 
 def test_the_store_is_the_only_file(tmp_path: Path) -> None:
@@ -247,28 +216,3 @@ async def test_responses_are_not_exported(url: str) -> None:
             "block",
             "node",
         }
-
-
-def test_killed_processes_lose_no_response(url: str) -> None:
-    """Two processes on one store are killed; every response that they acknowledged is found, and the store is valid."""
-    command = ["-c", WRITER, url]
-    processes = [ForkedProcess(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    acknowledged: list[str] = []
-    for process in processes:
-        assert process.stdout is not None
-        acknowledged += [process.stdout.readline().strip() for _ in range(5)]
-    for process in processes:
-        process.kill()
-        rest, _ = process.communicate(timeout=60)
-        acknowledged += rest.splitlines()
-
-    async def check() -> None:
-        async with open_store(url) as store:
-            assert await store.verify() == []
-            stored = {each.provider_response_id for each in await store.responses()}
-            assert stored.issuperset(acknowledged)
-
-    run_sync(check())
-    assert len(set(acknowledged)) == len(acknowledged) >= 10
-    with store_practice_memory(url):
-        assert find_missing_responses(acknowledged) == set()

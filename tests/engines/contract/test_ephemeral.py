@@ -49,22 +49,11 @@ async def test_later_deltas_do_not_grow(server: TestServer) -> None:
             assert request["instructions"] == f"Be brief.\n\n{NOTE}"
 
 
-async def test_guards_apply_to_ephemeral_text(server: TestServer) -> None:
-    """Ephemeral text is redacted or blocked by the same guards as the blocks of a Turn."""
-    async with open_engine(server, "responses") as engine:
-        guarded = with_middleware(engine, guard(redact("five")))
-        await guarded.run(Turn([user("Hello")]), ephemeral=NOTE)
-        assert "five" not in body(server)
-        strict = with_middleware(engine, guard(block("five")))
-        with pytest.raises(Blocked):
-            await strict.run(Turn([user("Hello")]), ephemeral=NOTE)
-
-
 @pytest.mark.parametrize("wrap", [with_middleware, lambda engine, middleware: middleware(engine)])
-async def test_plan_of_ephemeral_text_is_that_of_the_guarded_request(
+async def test_guards_apply_to_ephemeral_text_and_its_plan(
     server: TestServer, wrap: Callable[[Engine, Middleware], Engine]
 ) -> None:
-    """A dry run shows ephemeral text as it is sent, and is blocked as the request is."""
+    """A dry run shows ephemeral text as it is sent, redacted, and is blocked as the request is."""
     async with open_engine(server, "responses") as engine:
         guarded = wrap(engine, guard(redact("five"), redact("shop")))
         turn = Turn([system("Be brief."), user("Hello")])
@@ -72,9 +61,13 @@ async def test_plan_of_ephemeral_text_is_that_of_the_guarded_request(
         await guarded.run(turn, ephemeral=[NOTE, system("At five.")])
         request: Any = server.requests[-1].body
         assert plan.instructions == request["instructions"]
+        assert "five" not in body(server)
         assert plan.sizes[0] == len(server.requests[-1].raw)
+        strict = wrap(engine, guard(block("five")))
         with pytest.raises(Blocked):
-            wrap(engine, guard(block("five"))).plan(turn, ephemeral=NOTE)
+            strict.plan(turn, ephemeral=NOTE)
+        with pytest.raises(Blocked):
+            await strict.run(turn, ephemeral=NOTE)
 
 
 async def test_only_system_text_can_be_ephemeral(server: TestServer) -> None:

@@ -9,11 +9,6 @@ from kedge.testing import TestServer
 from kedge.turns import assistant, user
 
 
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-
 async def test_edited_conversation_obeys_the_law(engine: Engine, server: TestServer) -> None:
     """After each edit, the server's context is exactly the path to the head."""
     async with open_store("sqlite://:memory:") as store:

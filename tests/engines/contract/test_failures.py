@@ -9,12 +9,12 @@ import pytest
 
 from engines.contract.conftest import ENGINES, STATELESS, open_engine
 from engines.runs import read_until
+from for_each import for_each
 from kedge.engines import Engine
 from kedge.errors import (
     EngineError,
     KedgeError,
     NotAuthorized,
-    RateLimited,
     RequestRefused,
     ServerFailed,
     StreamCut,
@@ -65,34 +65,6 @@ async def test_a_cancelled_run_leaves_the_engine_usable(name: str, streaming: bo
     assert "answer to Hi" in str(turn.blocks[-1])
 
 
-async def test_concurrent_runs_do_not_mix(engine: Engine) -> None:
-    """One engine serves many conversations concurrently."""
-    found: dict[int, str] = {}
-
-    async def ask(number: int) -> None:
-        turn = await engine.run(Turn([user(f"What is {number}+1?")]), streaming=bool(number % 2))
-        found[number] = str(turn.blocks[-1])
-
-    async with anyio.create_task_group() as group:
-        for number in range(8):
-            group.start_soon(ask, number)
-    assert all(f"= {number + 1}" in texts for number, texts in found.items())
-
-
-async def test_an_unreachable_server_is_reported(name: str) -> None:
-    """The error for an unreachable server contains the Turn to continue from."""
-    kind = name.partition(",")[0]
-    model, settings = f"{kind}:http://127.0.0.1:1/v1#m", dict[str, Any]()
-    if kind == "anthropic":
-        model = "anthropic:m"
-        settings |= {"base_url": "http://127.0.0.1:1", "api_key": "sk-any"}
-    async with connect(model, max_retries=0, **settings) as engine:
-        with pytest.raises(Unreachable, match="could not reach the server") as exc_info:
-            await engine.run(SUM)
-    assert exc_info.value.turn == SUM
-    assert exc_info.value.retryable
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_rejected_request_raises_typed_error(
     engine: Engine, name: str, streaming: bool
@@ -111,70 +83,30 @@ async def test_rejected_request_raises_typed_error(
     assert not error.retryable
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(
-    ("fault", "expected"),
+@for_each(
+    ("fault", "kinds"),
     [
-        ("status=429,retry_after=3", RateLimited),
-        ("status=500", ServerFailed),
-        ("status=503,retry_after=3", ServerFailed),
-        ("status=401", NotAuthorized),
+        *((f"cut_after_events={n}", (StreamCut, Unreachable)) for n in (0, 1, 3, 5)),
+        *((f"cut_in_event={n}", (StreamCut, Unreachable)) for n in (1, 4)),
+        ("fail_after_events=4", (ServerFailed,)),
     ],
 )
-async def test_http_error_raises_typed_error(
-    engine: Engine, server: TestServer, fault: str, expected: type[EngineError], streaming: bool
+async def test_a_stream_that_is_cut_or_fails_raises_an_error(
+    engine: Engine, server: TestServer, name: str, fault: str, kinds: tuple[type[EngineError], ...]
 ) -> None:
-    """A failure raises a typed error that states whether it is retryable and after what delay."""
-    server.faults.set(fault, times=1)
-    with pytest.raises(expected) as exc_info:
-        # The first request for encrypted reasoning would be repeated without it.
-        await engine.run(SUM, streaming=streaming, heal=False)
-    error = exc_info.value
-    assert error.turn == SUM
-    assert error.retry_after == (3 if "retry_after" in fault else None)
-    assert error.retryable == (expected is not NotAuthorized)
-    assert len(await engine.run(SUM)) == 2
-
-
-@pytest.mark.parametrize("fault", ["status=500", "status=429,retry_after=0"])
-async def test_transient_errors_are_retried(server: TestServer, name: str, fault: str) -> None:
-    """The provider's own client retries temporary errors, as often as ``max_retries`` allows."""
-    server.faults.set(fault, times=1)
-    async with open_engine(server, name, max_retries=1) as engine:
-        assert len(await engine.run(SUM)) == 2
-    assert [each.status for each in server.requests][-1] == 200
-
-
-@pytest.mark.parametrize(
-    "fault", [*(f"cut_after_events={n}" for n in (0, 1, 3, 5)), "cut_in_event=1", "cut_in_event=4"]
-)
-async def test_cut_stream_raises_error(
-    engine: Engine, server: TestServer, name: str, fault: str
-) -> None:
-    """A cut stream raises an error with the partial blocks, and the Turn can be sent again."""
+    """The retryable error has the partial blocks, and the Turn can be sent again."""
     server.faults.set(fault, times=1)
     turn = Turn([user("Write 40 words")])
-    with pytest.raises((StreamCut, Unreachable)) as exc_info:
+    with pytest.raises(kinds) as exc_info:
         await engine.run(turn, streaming=True)
     error = exc_info.value
-    assert (
-        isinstance(error, StreamCut) or "socket" in name
-    )  # a WebSocket stream begins with an event
+    # A WebSocket stream begins with an event.
+    assert not isinstance(error, Unreachable) or "socket" in name
+    assert error.retryable
     assert error.turn == turn
     assert error.plan is not None
     assert all(block.metadata.get("kedge.partial") for block in error.partial)
-    finished = await engine.run(turn, streaming=True)
-    assert len(finished) == 2
-
-
-async def test_error_event_raises_server_failed(engine: Engine, server: TestServer) -> None:
-    """An error event in a stream with status 200 raises an error."""
-    server.faults.set("fail_after_events=4", times=1)
-    with pytest.raises(ServerFailed) as exc_info:
-        await engine.run(Turn([user("Write 40 words")]), streaming=True)
-    assert exc_info.value.retryable
-    assert exc_info.value.message
-    assert len(await engine.run(SUM)) == 2
+    assert len(await engine.run(turn, streaming=True)) == 2
 
 
 @pytest.mark.parametrize("fault", ["omit_call_id", "empty_call_id"])

@@ -3,15 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from engines.contract.checks import check_law
-from engines.contract.conftest import open_engine
 from kedge import Conversation, open_store
 from kedge.chat import Chat
-from kedge.compaction import MessageLimitCompactor, ProviderCounter, TokenLimitCompactor
+from kedge.compaction import ProviderCounter, TokenLimitCompactor
 from kedge.engines import Engine
-from kedge.events import TextDelta
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import (
     guard,
@@ -69,44 +65,14 @@ async def test_middleware_stack_runs_tools(engine: Engine, server: TestServer) -
     assert len(stream.answers) == 2
 
 
-async def test_a_chat_continues_from_its_state(
-    server: TestServer, name: str, engine: Engine
+async def test_conversations_are_compacted_by_the_tokens_that_the_provider_counts(
+    engine: Engine,
 ) -> None:
-    """A chat continues from its returned bytes; a state of another provider starts a new conversation."""
-    chat = Chat(engine, tools=[add])
-    first = await chat.chat_with_state(None, "My ship is the Erebus.")
-    async with chat.stream_with_state(first.state, "What is my ship?") as stream:
-        reported = "".join([e.delta async for e in stream if isinstance(e, TextDelta)])
-    second = stream.reply
-    assert reported == second.text == "Your ship is the Erebus."
-    third = await chat.chat_with_state(second.state, "Call add with 2 and 3")
-    assert "5" in third.text
-    assert [b.kind for b in third.turn][:4] == ["user", "assistant"] * 2
-    fourth = await chat.chat_with_state(third.state, "What did I say first?")
-    assert "Erebus" in fourth.text
-    other = "chat" if name != "chat" else "responses"
-    async with open_engine(server, other) as elsewhere:
-        answer = await Chat(elsewhere).chat_with_state(fourth.state, "What is my ship?")
-    assert answer.text == "You have not told me your ship."
-    assert len(answer.turn) == 2
-
-
-@pytest.mark.parametrize(
-    "compactor",
-    [
-        MessageLimitCompactor(4),
-        TokenLimitCompactor(60),
-        TokenLimitCompactor(60, counter=ProviderCounter()),
-    ],
-    ids=["messages", "tokens", "tokens, counted by the provider"],
-)
-async def test_conversations_are_compacted(engine: Engine, compactor: Any) -> None:
-    """After compaction by messages or tokens, the remaining blocks are sent and answered."""
-    chat = Chat(engine, compactor=compactor)
+    """After compaction, the remaining blocks are sent and answered."""
+    chat = Chat(engine, compactor=TokenLimitCompactor(60, counter=ProviderCounter()))
     state: bytes | None = None
     for number in range(5):
-        answer = await chat.chat_with_state(state, f"My number is {number}.")
-        state = answer.state
+        state = (await chat.chat_with_state(state, f"My number is {number}.")).state
     answer = await chat.chat_with_state(state, "What did I say last?")
     assert "My number is 4." in answer.text
     assert len(answer.turn) < 12

@@ -10,10 +10,9 @@ from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_socket
 
 from engines.conftest import open_link
-from engines.runs import Link, list_reasons, read_until
+from engines.runs import Link, read_until
 from for_each import for_each
 from kedge import Turn, assistant, connect, run_sync, user
-from kedge.engines.http_client import HttpClient
 from kedge.engines.websocket import SocketTransport
 from kedge.engines.websocket.connection import ConnectionPool
 from kedge.errors import (
@@ -116,29 +115,6 @@ async def test_closed_connection_loses_unstored_responses_only(link: Link) -> No
         assert is_chained(link) is expected
         link.check_law(unstored)
     assert all(each.status == 200 for each in link.server.requests)
-
-
-async def test_lost_response_is_healed(link: Link) -> None:
-    """A server that rejects a lost response gets the complete Turn."""
-    turn = await send(link, Turn(), "One")
-    link.server.forget()
-    answer, events = await link.collect(turn, "Two", **UNSTORED)
-    assert list_reasons(events) == ["gone"]
-    link.check_law(answer)
-
-
-async def test_branches_of_an_unstored_response(link: Link) -> None:
-    """The first branch is chained, the second is sent in full, and neither contains the other."""
-    turn = await send(link, Turn(), "Common")
-    left = await send(link, turn, "Left")
-    assert is_chained(link)
-    link.check_law(left)
-    right = await send(link, turn, "Right")
-    assert not is_chained(link)
-    link.check_law(right)
-    left = await send(link, left, FIRST_QUESTION)
-    assert is_chained(link)
-    link.check_law(left)
 
 
 async def test_concurrent_fork_of_an_unstored_response(gated: Link, model: GatedModel) -> None:
@@ -422,26 +398,6 @@ async def test_messages_of_an_odd_server(messages: list[Any], expected: str) -> 
             await run_on_socket(answer)
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(300, 300.0), (0.5, 10.0)])
-async def test_client_timeout_applies_to_opening(
-    server: TestServer, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: float
-) -> None:
-    """A connection may take ten seconds to open, or longer if the client allows it."""
-    connection_options: list[Any] = []
-    original = HttpClient.open_socket
-
-    async def open_and_record(client: HttpClient, path: str, **options: Any) -> Any:
-        connection_options.append(options)
-        return await original(client, path, **options)
-
-    monkeypatch.setattr(HttpClient, "open_socket", open_and_record)
-    async with open_link(server, **SOCKET, timeout=seconds) as link:
-        assert isinstance(link.engine.transport, SocketTransport)
-        socket = await link.engine.transport._open_socket()
-        await socket.close()
-    assert [options["open_timeout"] for options in connection_options] == [expected]
-
-
 async def test_timeout_applies_to_events(gated_server: TestServer) -> None:
     """The client's timeout applies before the answer and within it."""
     async with open_link(gated_server, **SOCKET, timeout=0.05) as link:
@@ -479,13 +435,6 @@ def test_sync_code_can_use_websocket(server: TestServer) -> None:
     turn = run_sync(engine.run(turn.append(user(FIRST_QUESTION)), **UNSTORED))
     assert "I am Ada." in str(turn.blocks[-1])
     assert get_state(turn).anchors[-1].stored is False
-
-
-async def test_practice_model_supports_websocket() -> None:
-    """The embedded server supports WebSocket like any other server."""
-    async with connect("practice", **SOCKET) as engine:
-        turn = await engine.run(Turn([user("What is 2+3?")]), store=False)
-    assert "5" in str(turn.blocks[-1])
 
 
 async def test_a_tap_receives_what_was_transmitted(link: Link) -> None:
