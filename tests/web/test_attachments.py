@@ -2,7 +2,10 @@
 
 import base64
 import re
+import socket
 from typing import Any
+
+import pytest
 
 from kedge.conversation import Conversation
 from kedge.turns import image, user
@@ -112,3 +115,13 @@ def test_system_prompt_change_stays_chained(page: PageServer) -> None:
     send(page, name, text="And now?", system="")
     blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert "system" not in {block["kind"] for block in blocks}
+
+
+def test_missing_body_times_out(page: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that does not send its body does not keep its connection."""
+    monkeypatch.setattr("kedge.web.openapi.READ_SECONDS", 0)
+    headers = "Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+    for path in ("/api/conversations", "/login"):
+        with socket.create_connection(("127.0.0.1", page.client.base_url.port or 0), 60) as client:
+            client.sendall(f"POST {path} HTTP/1.1\r\n{headers}".encode())
+            assert client.recv(1000).startswith(b"HTTP/1.1 408")

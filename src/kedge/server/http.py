@@ -65,11 +65,7 @@ async def read_json(request: Request, *, empty: object = None) -> Any:
         ApiError: If the body is too large, too slow, compressed, or not JSON.
     """
     limits = get_service(request).settings.limits
-    try:
-        async with asyncio.timeout(limits.read_seconds):
-            raw = await collect_body(request.scope, request.receive, limits.body_bytes)
-    except TimeoutError:
-        raise errors.REQUEST_TIMEOUT(seconds=limits.read_seconds) from None
+    raw = await collect_body(request.scope, request.receive, limits.body_bytes, limits.read_seconds)
     exchange: RecordedRequest | None = request.scope.get(request_log.RECORD_KEY)
     if exchange is not None:
         exchange.raw = raw
@@ -124,11 +120,11 @@ def _log_ignored(service: ServerState, paths: Iterable[str]) -> None:
         )
 
 
-async def collect_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+async def collect_body(scope: Scope, receive: Receive, max_bytes: int, seconds: float) -> bytes:
     """Read the body of a request.
 
     Raises:
-        ApiError: If it is compressed, or larger than ``max_bytes``.
+        ApiError: If it is compressed, larger than ``max_bytes``, or does not arrive within these seconds.
         ClientDisconnect: If it is incomplete.
     """
     if access.is_compressed(scope):
@@ -138,14 +134,18 @@ async def collect_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     if declared.isdigit() and int(declared) > max_bytes:
         raise errors.BODY_TOO_LARGE(most=max_bytes)
     body, more = bytearray(), True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise errors.BODY_TOO_LARGE(most=max_bytes)
-        more = message.get("more_body")
+    try:
+        async with asyncio.timeout(seconds):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
+                if len(body) > max_bytes:
+                    raise errors.BODY_TOO_LARGE(most=max_bytes)
+                more = message.get("more_body")
+    except TimeoutError:
+        raise errors.REQUEST_TIMEOUT(seconds=seconds) from None
     return bytes(body)
 
 

@@ -22,6 +22,7 @@ from kedge import errors
 from kedge.server.errors import ApiError
 from kedge.server.http import collect_body
 from kedge.server.request_log import EscapedJSONResponse
+from kedge.server.settings import Limits
 from kedge.store import Store
 from kedge.web.security import SESSION_COOKIE, is_json
 from kedge.web.service import ConversationService, get_service
@@ -29,6 +30,8 @@ from kedge.web.shapes import ErrorResponse
 
 MAX_BODY_BYTES = 2_000_000
 """The maximum size of a request body."""
+READ_SECONDS = Limits().read_seconds
+"""The time to receive a request body."""
 
 
 class _NumberConvertor(IntegerConvertor):
@@ -182,12 +185,14 @@ _STATUSES: tuple[tuple[type[errors.KedgeError], int, str], ...] = (
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Read the body of a request, up to a maximum size."""
     try:
-        return await collect_body(request.scope, request.receive, max_bytes)
+        return await collect_body(request.scope, request.receive, max_bytes, READ_SECONDS)
     except ApiError as error:
-        if error.status == 415:
-            raise RequestError(415, "compressed", "send the body uncompressed") from None
-        message = f"the request body is limited to {max_bytes:,} bytes"
-        raise RequestError(413, "too_large", message) from None
+        code, message = {
+            408: ("slow", f"the request body did not arrive within {READ_SECONDS:g} seconds"),
+            413: ("too_large", f"the request body is limited to {max_bytes:,} bytes"),
+            415: ("compressed", "send the body uncompressed"),
+        }[error.status]
+        raise RequestError(error.status, code, message) from None
     except ClientDisconnect:
         raise RequestError(400, "gone", "the request body is incomplete; send it again") from None
 
@@ -275,7 +280,7 @@ def _describe_responses(operation: Operation) -> dict[str, Any]:
     error_statuses = {401, 403, 429, *operation.errors}
     error_statuses |= {404} if "{" in operation.path else set[int]()
     error_statuses |= {422} if operation.query or operation.body else set[int]()
-    error_statuses |= {400, 413, 415} if operation.body else set[int]()
+    error_statuses |= {400, 408, 413, 415} if operation.body else set[int]()
     for status in sorted(error_statuses):
         responses[str(status)] = {
             "description": _ERROR_DESCRIPTIONS[status],
@@ -298,6 +303,7 @@ _ERROR_DESCRIPTIONS = {
     401: "The token is missing or wrong.",
     403: "The request came from another web site or has another host name, or the token lacks a scope.",
     404: "The object does not exist.",
+    408: "The body did not arrive in time.",
     409: "Another client moved the head first, or the key was used for another message.",
     413: "The body is too large.",
     415: "The body is not JSON.",

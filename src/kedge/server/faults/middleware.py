@@ -189,9 +189,10 @@ class FaultMiddleware:
 
     async def _apply_faults(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request for a response with the active faults."""
-        max_bytes: int = scope["app"].state.service.settings.limits.body_bytes
+        limits = scope["app"].state.service.settings.limits
         try:
-            request = self._parse_request(scope, await collect_body(scope, receive, max_bytes))
+            raw = await collect_body(scope, receive, limits.body_bytes, limits.read_seconds)
+            request = self._parse_request(scope, raw)
         except errors.ApiError as error:
             await build_error_response(scope, error)(scope, receive, send)
             return
