@@ -7,25 +7,15 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai import AsyncOpenAI, AzureOpenAI, BadRequestError, NotFoundError, OpenAI
+from openai import AzureOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from for_each import for_each
 from incremental.conftest import MakeClient
-from incremental.programs import ask, bodies, check_contexts, message, replay, typed
+from incremental.programs import ask, bodies, check_contexts, message, replay
 from kedge.errors import InvalidSetting
-from kedge.incremental import PASS_THROUGH_REASONS, MemoryIndex, chain, chain_report, unchain
+from kedge.incremental import PASS_THROUGH_REASONS, MemoryIndex, chain, chain_report
 from kedge.incremental.report import ChainedRequest, ChainReport
 from kedge.testing import TestServer
-from normalization import normalize_items
-
-INTEGER = {"type": "integer"}
-PARAMETERS = {
-    "type": "object",
-    "properties": {"a": INTEGER, "b": INTEGER},
-    "required": ["a", "b"],
-    "additionalProperties": False,
-}
-TOOL: Any = {"type": "function", "name": "add", "parameters": PARAMETERS, "strict": True}
 
 
 def test_a_resent_history_is_sent_as_a_delta(server: TestServer, client: OpenAI) -> None:
@@ -44,13 +34,6 @@ def test_a_resent_history_is_sent_as_a_delta(server: TestServer, client: OpenAI)
     assert report.saved_bytes > 0
 
 
-def test_a_text_is_one_item(client: OpenAI) -> None:
-    """A string as input is reported as the message that it is."""
-    client.responses.create(model="practice", input="Hello")
-    [request] = chain_report(client).recent
-    assert (request.sent_blocks, request.full_blocks) == (1, 1)
-
-
 def test_a_null_member_counts_as_absent(server: TestServer, client: OpenAI) -> None:
     """The anchor replaces a `previous_response_id` that the program sends as null."""
     history: list[Any] = []
@@ -61,36 +44,6 @@ def test_a_null_member_counts_as_absent(server: TestServer, client: OpenAI) -> N
     assert body.count(b"previous_response_id") == 1
     assert chain_report(client).chained == 1
     assert chain_report(client).healed == {}
-
-
-def test_an_edited_history_falls_back_to_an_older_anchor(
-    server: TestServer, client: OpenAI
-) -> None:
-    """After an edit in the middle an older anchor is used; an edited system message sends everything."""
-    history: list[Any] = [message("Be brief.", "system")]
-    for text in ("One", "Two", "Three"):
-        ask(client, history, text)
-    history[3] = message("Two, edited")
-    sent = [*history, message("What did I say first?")]
-    client.responses.create(model="practice", input=sent)
-    assert len(bodies(server)[-1]["input"]) == 5
-    assert normalize_items(server.requests[-1].context) == normalize_items(typed(sent))
-    sent[0] = message("Be verbose.", "system")
-    client.responses.create(model="practice", input=sent)
-    assert "previous_response_id" not in bodies(server)[-1]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_lost_response_is_healed(server: TestServer, client: OpenAI, stream: bool) -> None:
-    """The program gets one ordinary answer, and the server gets the full history."""
-    history: list[Any] = []
-    ask(client, history, "My name is Ada.")
-    server.forget()
-    answer = ask(client, history, "What is my name?", streaming=stream)
-    assert answer.output_text == "Your name is Ada."
-    assert chain_report(client).healed == {"rejected": 1}
-    ask(client, history, "And again?")
-    assert chain_report(client).chained == 1  # on the response that healed
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -131,21 +84,6 @@ def test_an_error_of_the_callback_does_not_prevent_healing(
     server.forget()
     assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
     assert [each.healed for each in seen] == ["", "", "rejected"]
-
-
-def test_tool_calls_with_other_whitespace_match(server: TestServer, client: OpenAI) -> None:
-    """Arguments that a framework has parsed and serialized again still match."""
-    history: list[Any] = [message("Please call add with a=2 and b=3")]
-    first = client.responses.create(model="practice", input=history, tools=[TOOL])
-    call = next(item for item in replay(first) if item["type"] == "function_call")
-    call["arguments"] = json.dumps(json.loads(call["arguments"]), indent=2)
-    history += [call, {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}]
-    answer = client.responses.create(model="practice", input=history, tools=[TOOL])
-    assert answer.output_text == "add says: 5."
-    assert [len(body["input"]) for body in bodies(server)] == [1, 1]
-    history += replay(answer)
-    assert ask(client, history, "What did I say first?").output_text.startswith("You said first")
-    assert len(bodies(server)[-1]["input"]) == 1
 
 
 def test_items_of_a_response_with_the_same_text_are_sent(
@@ -267,23 +205,6 @@ def test_requests_with_a_login_in_the_url_are_chained(
     check_contexts(server, [history[:1], history[:3]])
 
 
-def test_a_cookie_of_a_load_balancer_does_not_end_a_chain(
-    server: TestServer, make_client: MakeClient
-) -> None:
-    """Requests are chained although the cookie that Cloudflare sets changes with each response."""
-    with httpx2.Client() as http_client:
-
-        def set_cookie(response: httpx2.Response) -> None:
-            http_client.cookies.set("__cf_bm", str(len(server.requests)))
-
-        http_client.event_hooks = {"response": [set_cookie]}
-        client = chain(make_client(http_client=http_client))
-        history: list[Any] = []
-        for text in ("One", "Two", "Three"):
-            ask(client, history, text)
-        assert chain_report(client).chained == 2
-
-
 def test_a_deleted_response_is_not_used(server: TestServer, client: OpenAI) -> None:
     """DELETE through the client removes the response from the index."""
     history: list[Any] = []
@@ -311,26 +232,6 @@ def test_streams_and_raw_responses_match_the_server(make_client: MakeClient) -> 
         assert raw.elapsed > timedelta(0)
         assert client.responses.parse(model="practice", input=history).output_text
     assert texts[0] == texts[1]
-
-
-def test_unchain_restores_the_client(server: TestServer, client: OpenAI) -> None:
-    """After `unchain` requests are sent in full, and there is no report."""
-    unchain(client)
-    history: list[Any] = []
-    ask(client, history, "One")
-    ask(client, history, "Two")
-    assert len(bodies(server)[-1]["input"]) == len(history) - 1
-    with pytest.raises(TypeError, match="not chained"):
-        chain_report(client)
-    assert unchain(client) is client
-
-
-def test_a_copy_of_the_client_is_chained_too(server: TestServer, client: OpenAI) -> None:
-    """A copy made by `with_options` shares the chained HTTP client."""
-    history: list[Any] = []
-    ask(client, history, "One")
-    ask(client.with_options(timeout=300), history, "Two")
-    assert chain_report(client).chained == 1
 
 
 @pytest.mark.parametrize(
@@ -368,17 +269,6 @@ def test_the_environment_variable_disables_chaining(
     assert chain_report(client).passed_through["switched_off"] == 1
 
 
-def test_a_server_that_identifies_itself_is_trusted(
-    server: TestServer, make_client: MakeClient
-) -> None:
-    """`kedge serve` identifies itself in a header, after which its stored context is trusted."""
-    client = chain(make_client())
-    history: list[Any] = []
-    for text in ("One", "Two"):
-        ask(client, history, text)
-    assert [len(body["input"]) for body in bodies(server)] == [1, 1]
-
-
 @for_each("known", [False, True])
 def test_an_unknown_server_is_not_trusted(known: bool) -> None:
     """An unknown server that only repeats the requested id gets the program's own requests."""
@@ -402,24 +292,6 @@ def test_an_unknown_server_is_not_trusted(known: bool) -> None:
         history += http.post("/responses", json={"model": "m", "input": history}).json()["output"]
         http.post("/responses", json={"model": "m", "input": [*history, message("Two")]})
     assert [len(body["input"]) for body in sent] == ([1, 1] if known else [1, 3])
-
-
-async def test_an_asynchronous_client(server: TestServer) -> None:
-    """Complete and streamed requests of `AsyncOpenAI` are chained."""
-    async with AsyncOpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
-        chain(client, trust="always")
-        history: list[Any] = []
-        for number in range(4):
-            history.append(message(f"Say {number}"))
-            if number % 2:
-                async with client.responses.stream(model="practice", input=history) as events:
-                    response = await events.get_final_response()
-            else:
-                response = await client.responses.create(model="practice", input=history)
-            assert response.output_text == str(number)
-            history += replay(response)
-        assert chain_report(client).chained == 3
-    check_contexts(server, [history[: 2 * n + 1] for n in range(4)])
 
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{}"}
@@ -477,17 +349,6 @@ def test_a_background_stream_that_was_left_is_an_anchor_after_its_retrieval(
     history += replay(client.responses.retrieve(response_id))
     assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
     assert bodies(server)[-1]["previous_response_id"] == response_id
-
-
-def test_requests_that_the_program_chains_itself_have_its_anchor(server: TestServer) -> None:
-    """The report has the anchor on the wire, whoever chose it."""
-    with OpenAI(base_url=server.base_url, api_key="k") as plain:
-        client = chain(plain, trust="always")
-        first = client.responses.create(model="practice", input="My name is Ada.")
-        client.responses.create(model="practice", input="And?", previous_response_id=first.id)
-    recent = chain_report(client).recent
-    assert [request.anchor for request in recent] == ["", first.id]
-    assert [request.reason for request in recent] == ["new", "previous_response_id"]
 
 
 def test_a_report_is_printed_as_a_summary() -> None:

@@ -5,9 +5,7 @@ import os
 import signal
 import sqlite3
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from forked import ForkedProcess
 from incremental.programs import ask, bodies
-from kedge.database.transactions import Database, Tx
+from kedge.database.transactions import Database
 from kedge.incremental import (
     AnchorIndex,
     IndexedResponse,
@@ -29,7 +27,7 @@ from kedge.incremental import (
     unchain,
 )
 from kedge.planning import AnchorRecord, TokenCounts
-from kedge.store import Store, open_store, response_index
+from kedge.store import open_store, response_index
 from kedge.store.open import open_current_database
 from kedge.testing import serve
 from postgresql import create_schema, run_server
@@ -139,16 +137,6 @@ def test_the_oldest_responses_are_dropped(make_index: MakeIndex) -> None:
     assert index.get("scope", "resp_299") is not None
 
 
-def test_evidence_is_stored_and_replaced(make_index: MakeIndex) -> None:
-    """Evidence is stored by key, and a later value replaces it."""
-    index = make_index()
-    assert index.load_evidence("key") is None
-    for proof in ("count", "audit"):
-        index.save_evidence("key", {"proof": proof})
-        assert index.load_evidence("key") == {"proof": proof}
-    assert len(index.hash_key) == 32
-
-
 def test_users_of_one_store_share_its_data(store_url: str) -> None:
     """Two indexes of one store share responses, evidence and the key that hashes credentials."""
     with closing(StoreIndex(store_url)) as first, closing(StoreIndex(store_url)) as second:
@@ -245,31 +233,6 @@ def test_a_sqlite_index_needs_no_thread(tmp_path: Path, monkeypatch: pytest.Monk
         assert index.get("scope", "resp_1") is None
     index.close()
     assert index.get("scope", "resp_2") is None  # it is closed, which only disables chaining
-
-
-def test_a_sqlite_index_waits_in_a_thread_while_its_process_writes(tmp_path: Path) -> None:
-    """Both writes are executed, one after the other."""
-    database = open_current_database(f"sqlite:///{tmp_path}/index.db")
-    index = StoreIndex(Store(database))
-    index.add(make_entry(1))
-    started, end = threading.Event(), threading.Event()
-
-    def write(tx: Tx) -> None:
-        tx.run("DELETE FROM response_index")
-        started.set()
-        assert end.wait(300)
-
-    with ThreadPoolExecutor(2) as threads:
-        writing = threads.submit(database.write_sync, write)
-        assert started.wait(300)
-        assert index.is_blocking
-        adding = threads.submit(index.add, make_entry(2))
-        end.set()
-        writing.result()
-        assert adding.result() is False
-    assert not index.is_blocking
-    assert index.find("scope", ["sha256:1", "sha256:2"]) == [make_entry(2)]
-    database.close()
 
 
 def test_a_sqlite_index_does_not_wait_for_another_process(

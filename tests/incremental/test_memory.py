@@ -88,15 +88,6 @@ def test_an_honest_server_is_soon_trusted(streaming: bool, usage: str) -> None:
         assert program.report.healed == {}
 
 
-def test_streams_of_a_server_that_lists_no_items_are_not_chained() -> None:
-    """The token counts of a stream arrive after its text and are too late to prove the context."""
-    server = MemoryServer(lists=False)
-    with run_program(server) as program:
-        program.chat(5, streaming=True)
-        assert not any(program.chained)
-        assert program.report.passed_through == {"new": 1, "untrusted": 4}
-
-
 def test_a_failed_probe_is_repeated_after_a_doubling_delay() -> None:
     """A failed probe is repeated after a delay, which doubles, until it succeeds."""
     server = MemoryServer(lists=False)

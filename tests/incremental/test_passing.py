@@ -322,22 +322,6 @@ def test_the_body_of_an_error_can_be_read_in_every_way(count: int, coding: str) 
         assert not chain_report(http).healed
 
 
-@for_each("is_read", [False, True])
-def test_a_hook_that_raises_for_the_status_does_not_prevent_healing(is_read: bool) -> None:
-    """The rejection of an anchor does not reach the program, with or without its body."""
-
-    def check(response: httpx2.Response) -> None:
-        if is_read:
-            response.read()
-        response.raise_for_status()
-
-    respond = answer_chained(400, stream=Chunks(json.dumps(GONE).encode()))
-    with make_client(respond, event_hooks={"response": [check]}) as http:
-        post(http, 1)
-        assert post(http).json()["output"] == OUTPUT
-        assert chain_report(http).healed == {"rejected": 1}
-
-
 @pytest.mark.parametrize("is_read", [False, True])
 @pytest.mark.parametrize("kind", [httpx2.HTTPStatusError, LookupError])
 async def test_an_error_of_a_hook_reaches_the_program_unless_it_is_healed(
@@ -466,14 +450,6 @@ def test_credentials_of_a_hook_separate_accounts() -> None:
     assert sent == [("own", 1), ("key-1", 1), ("own", 1), ("key-2", 3), ("key-1", 1)]
     assert report.passed_through == {"new": 2, "no_anchor": 1}
     assert (report.chained, report.healed) == (2, {})
-
-
-def test_requests_with_an_auth_object_are_chained() -> None:
-    """The credentials that it adds identify the account, and another user shares nothing."""
-    with make_client(answer_anchor, auth=("ada", "1")) as http:
-        for count, auth in ((1, ("ada", "1")), (3, ("ada", "1")), (3, ("bob", "2"))):
-            http.post("/responses", json={"input": HISTORY[:count]}, auth=auth)
-        assert [bool(each.anchor) for each in chain_report(http).recent] == [False, True, False]
 
 
 @for_each("header", ["x-request-signature", "x-request-mac"])
@@ -828,15 +804,3 @@ def test_a_rejection_with_the_status_of_success_is_healed() -> None:
             received = post(http).json()
             assert received["output"] == OUTPUT if healed else received == failed
             assert chain_report(http).healed == healed
-
-
-def test_unknown_members_of_the_program_s_items_are_compared() -> None:
-    """A message of another user is no prefix; servers may pass the name to the model."""
-    with make_client(answer_anchor) as http:
-        first, *rest = HISTORY
-        post(http, input=[{**first, "name": "ada"}])
-        for name in ("ada", "bob"):
-            post(http, input=[{**first, "name": name}, *rest])
-        report = chain_report(http)
-    assert report.passed_through == {"new": 1, "no_anchor": 1}
-    assert report.chained == 1

@@ -6,7 +6,6 @@ Each test compares the context of every answered request with the history that t
 import base64
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -52,19 +51,6 @@ def test_two_programs_interleave_with_one_key(server: TestServer, client: OpenAI
             sent.append(history[:-1])
     check_contexts(server, sent)
     assert all(anchors(server)[2:])
-
-
-def test_concurrent_requests_are_planned_separately(server: TestServer, client: OpenAI) -> None:
-    """Eight concurrent branches of one conversation get their own answers."""
-    history: list[Any] = []
-    ask(client, history, "My name is Ada.")
-
-    def branch(number: int) -> str:
-        return ask(client, list(history), f"Say {number}").output_text
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(branch, range(8))) == [str(number) for number in range(8)]
-    assert all(anchors(server)[1:])
 
 
 def test_two_keys_share_no_anchors(server: TestServer, client: OpenAI) -> None:

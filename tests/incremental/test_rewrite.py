@@ -140,18 +140,6 @@ def test_recent_inputs_are_bounded() -> None:
     assert kept == [f"{number} {LONG}" for number in range(1, rewrite.MAX_REPLAYS + 1)]
 
 
-def test_known_items_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the items after the common beginning with the last request of the conversation are read."""
-    rewrite._recent_inputs.clear()
-    history = [ask(f"{number} {LONG}") for number in range(5)]
-    send(*history)
-    texts: list[bytes] = []
-    read_block = rewrite._read_block
-    monkeypatch.setattr(rewrite, "_read_block", lambda text: texts.append(text) or read_block(text))
-    send(*history[:3], ask("edited"), ask("new"))
-    assert [json.loads(text)["content"] for text in texts] == ["edited", "new"]
-
-
 CALL = {**call("{}"), "id": "fc_1", "namespace": "math", "caller": {"type": "direct"}}
 MESSAGE = {**answer("msg_1", "Hi"), "phase": "final_answer"}
 OUTPUT = [CALL, MESSAGE]
@@ -275,16 +263,6 @@ def test_surrogates_and_unusual_numbers_are_copied(element: str) -> None:
     assert split_object(join_object(members)) == members
 
 
-@given(objects, json_values())
-def test_a_joined_object_has_its_members(members: dict[str, Any], value: Any) -> None:
-    """A replaced member has the new text, and the order and text of the others do not change."""
-    found = split_object(json.dumps(members, indent=1).encode())
-    changed = {**found, "input": json.dumps(value).encode()}
-    joined = split_object(join_object(changed))
-    assert joined == changed
-    assert list(joined) == list(changed)
-
-
 @for_each(
     "text",
     [
@@ -304,13 +282,6 @@ def test_only_utf_8_is_accepted(content: bytes) -> None:
     """Other bytes, also inside of values, and a byte order mark raise a ``ValueError``."""
     with pytest.raises(ValueError, match=r"."):
         split_object(content)
-
-
-@for_each("content", [b"{}", b" { } ", b"[]", b"[ ]"])
-def test_empty_objects_and_arrays(content: bytes) -> None:
-    """An object or an array without members is valid."""
-    split = split_array if b"[" in content else split_object
-    assert not split(content)
 
 
 @for_each(

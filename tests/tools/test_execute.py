@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 
 from for_each import for_each
 from kedge.errors import ToolFailed, UnknownTool
-from kedge.tools import Allow, Deny, Edit, Toolbox, ToolRun, run_calls, tool
+from kedge.tools import Deny, Edit, Toolbox, ToolRun, run_calls, tool
 from kedge.turns import ImagePart, TextPart, ToolCallBlock, image, tool_call
 
 WHO = contextvars.ContextVar("who", default="nobody")
@@ -98,33 +98,17 @@ async def test_a_result_has_the_call_id_kind_and_origin_of_its_call() -> None:
     assert result.parts == (TextPart("HEY"), ImagePart("https://kedge.example/a.png"))
 
 
-async def test_an_unknown_tool_is_answered_with_the_known_tools() -> None:
-    """The result for an unknown tool suggests the nearest name and lists all tools."""
-
-    def get_weather() -> None: ...
-
-    run = await run_call(Toolbox(get_weather), *make_calls("get_wether"))
-    assert run.result.text == (
-        "There is no tool 'get_wether'; did you mean get_weather? The tools are: get_weather."
-    )
-    assert (run.outcome, run.attempts) == ("unknown", 0)
-
-
 async def test_invalid_arguments_are_answered_with_their_problems() -> None:
     """The function is not called, and the result lists the problems of the arguments."""
 
     def add(a: int, b: int) -> int:
         raise AssertionError
 
-    run = await run_one(add, a="one")
+    run = await run_one(add, a=1)
     assert (run.outcome, run.attempts) == ("invalid", 0)
-    assert run.result.text == (
-        "The arguments of add are invalid:\n"
-        "- a: it should be a valid integer, unable to parse string as an integer; "
-        'expected {"type": "integer"}\n'
-        '- b: it is required and missing; expected {"type": "integer"}\n'
-        "Correct them and call it again."
-    )
+    problem = '- b: it is required and missing; expected {"type": "integer"}'
+    parts = ("The arguments of add are invalid:", problem, "Correct them and call it again.")
+    assert run.result.text == "\n".join(parts)
 
 
 @for_each("custom", [True, False])
@@ -210,24 +194,6 @@ async def test_failed_calls_are_retried() -> None:
     assert lists == [[1, 2]] * 3
 
 
-async def test_the_last_error_is_reported_after_all_retries(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """If all attempts fail, the result has the last error, and each retry is logged."""
-
-    @tool(retries=2, retry_wait=0)
-    def broken() -> None:
-        raise OSError("never")
-
-    with caplog.at_level(logging.INFO, "kedge.tools"):
-        run = await run_one(broken)
-    assert (run.outcome, run.attempts) == ("failed", 3)
-    assert run.result.text == "broken failed: OSError: never"
-    retried = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
-    assert len(retried) == 2
-    assert "tool broken failed, attempt 2 of 3, retrying in 0 s (call c0): OSError" in retried[1]
-
-
 async def test_only_exceptions_in_retry_on_are_retried() -> None:
     """An exception that is not in ``retry_on`` is not retried."""
 
@@ -236,16 +202,6 @@ async def test_only_exceptions_in_retry_on_are_retried() -> None:
         raise ValueError("never")
 
     assert (await run_one(broken)).attempts == 1
-
-
-async def test_long_output_is_truncated_with_a_note() -> None:
-    """Output longer than ``max_output`` is truncated, and a note states both lengths."""
-
-    def talk() -> str:
-        return "word " * 100
-
-    (result,) = await run_calls(Toolbox(talk), make_calls("talk"), max_output=9)
-    assert result.text == "word word\n[truncated: 9 of 500 characters are shown]"
 
 
 async def test_a_record_has_outcome_attempts_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,20 +296,6 @@ async def run_approved(approve: Any, function: Any = delete, **arguments: Any) -
     return await run_call(toolbox, call, approve=approve)
 
 
-@for_each("answer", [Allow(), True])
-async def test_an_allowed_call_runs(answer: Any) -> None:
-    """The approver receives the call, and a call that it allows runs."""
-    calls: list[ToolCallBlock] = []
-
-    def approve(call: ToolCallBlock) -> Any:
-        calls.append(call)
-        return answer
-
-    done = await run_approved(approve)
-    assert (done.outcome, done.result.text) == ("ok", "deleted a")
-    assert [call.call_id for call in calls] == ["c1"]
-
-
 @for_each(
     ("answer", "text"),
     [
@@ -436,9 +378,10 @@ async def test_no_approval_is_requested_for_a_call_that_cannot_run() -> None:
     def approve(call: ToolCallBlock) -> bool:
         raise AssertionError
 
-    for name, outcome in (("delete", "invalid"), ("x", "unknown")):
+    for name, outcome in (("delete", "invalid"), ("dleete", "unknown")):
         run = await run_call(Toolbox(delete), tool_call(name, {}), approve=approve)
-        assert run.outcome == outcome
+        assert (run.outcome, run.attempts) == (outcome, 0)
+    assert "did you mean delete? The tools are: delete." in run.result.text
 
 
 @for_each(

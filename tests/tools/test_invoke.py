@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -92,18 +92,6 @@ async def test_a_timeout_error_raised_by_the_function_is_a_failure() -> None:
     assert run.result.text == "slow failed: TimeoutError: the door is closed"
 
 
-async def test_a_value_returned_after_the_timeout_counts() -> None:
-    """A function that catches the cancellation and returns a value succeeds."""
-
-    @tool(timeout=SOON)
-    async def stubborn() -> str:
-        with suppress(anyio.get_cancelled_exc_class()):
-            await anyio.sleep_forever()
-        return "nearly"
-
-    assert (await run_one(stubborn)).result.text == "nearly"
-
-
 class ManualTimeout:
     """A timeout that expires when the test says so, independent of the speed of the machine."""
 
@@ -127,24 +115,6 @@ class ManualTimeout:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualTimeout:
     return ManualTimeout(monkeypatch)
-
-
-async def test_a_thread_is_abandoned_at_its_timeout(clock: ManualTimeout) -> None:
-    """The call times out at once, and its thread ends later."""
-    release, ended = threading.Event(), threading.Event()
-
-    @tool(timeout=1)
-    def slow() -> None:
-        clock.expire()
-        release.wait(300)
-        ended.set()
-
-    run = await run_one(slow)
-    assert run.outcome == "timeout"
-    assert run.result.text == "slow timed out: it took longer than 1 s."
-    assert not ended.is_set()
-    release.set()
-    assert await anyio.to_thread.run_sync(ended.wait, 300)
 
 
 async def test_a_thread_times_out_by_the_real_clock() -> None:
@@ -238,21 +208,6 @@ async def test_a_limit_holds_across_runs_and_toolboxes() -> None:
     assert maximum == 2
 
 
-async def test_a_limit_holds_for_threads() -> None:
-    """A sync tool limited to one call runs in one thread at a time."""
-    running: list[int] = []
-
-    @tool(concurrency=1)
-    def careful() -> int:
-        running.append(1)
-        assert sum(running) == 1
-        return running.pop()
-
-    with anyio.fail_after(300):
-        results = await run_calls(Toolbox(careful), make_calls(*["careful"] * 20))
-    assert [result.text for result in results] == ["1"] * 20
-
-
 async def test_waiting_for_a_slot_does_not_count_towards_the_timeout(clock: ManualTimeout) -> None:
     """The timeout of a call starts when it runs, not when it is queued."""
 
@@ -315,24 +270,6 @@ async def test_cancellation_answers_every_call() -> None:
         ("cancelled", "This call was cancelled before it ran."),
         ("cancelled", cancelled),
     ]
-
-
-async def test_task_cancel_answers_running_calls() -> None:
-    """Cancellation with ``task.cancel()`` answers running calls as cancelled."""
-    started = anyio.Event()
-
-    async def slow() -> None:
-        started.set()
-        await anyio.sleep_forever()
-
-    runs: list[ToolRun] = []
-    work = asyncio.ensure_future(run_calls(Toolbox(slow), make_calls("slow"), on_run=runs.append))
-    with anyio.fail_after(300):
-        await started.wait()
-        work.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await work
-    assert [run.outcome for run in runs] == ["cancelled"]
 
 
 async def test_a_function_that_is_cancelled_from_within_has_failed() -> None:
@@ -570,10 +507,3 @@ def test_each_event_loop_has_its_own_limiter() -> None:
         return gate
 
     assert anyio.run(hold) is not anyio.run(hold)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-async def test_limits_of_the_same_size_are_independent(size: int) -> None:
-    """Two tools with limits of the same size have separate limiters."""
-    limited, other = make_limited(size), make_limited(size)
-    assert get_limiter(limited) is not get_limiter(other)

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import enum
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
 from pydantic import BaseModel
 
 from for_each import for_each
@@ -18,7 +16,6 @@ from kedge import turns
 from kedge.tools.errors import MAX_MESSAGE_CHARS, describe_error, locate_error, redact_secrets
 from kedge.tools.invoke import MAX_ATTACHMENT, to_parts, truncate_parts
 from kedge.turns import FilePart, ImagePart, Part, RefusalPart, TextPart, file, image, tool_result
-from strategies import json_values
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
 WEBP = b"RIFF\0\0\0\0WEBPVP8 "
@@ -30,10 +27,6 @@ CYCLE.append(CYCLE)
 
 class Size(enum.Enum):
     SMALL = "small"
-
-
-class Shade(enum.StrEnum):
-    DARK = "dark"
 
 
 class Tone(str, enum.Enum):  # noqa: UP042 - the older form is still used
@@ -60,17 +53,11 @@ class Odd:
     ("value", "text"),
     [
         ("plain", "plain"),
-        (Shade.DARK, "dark"),
         (Tone.LOW, "low"),
         (RefusalPart("no"), "no"),
-        ("", ""),
         (None, "null"),
-        (True, "true"),
         (2**70, str(2**70)),
-        (1.5, "1.5"),
         ({"a": [1, None]}, '{"a":[1,null]}'),
-        ([], "[]"),
-        ("🙂", "🙂"),
         ({"é": "🙂"}, '{"é":"🙂"}'),
         (Point(1, Size.SMALL), '{"x":1,"size":"small"}'),
         (
@@ -78,11 +65,9 @@ class Odd:
             '{"name":"Rome","at":{"x":1,"size":"small"}}',
         ),
         ([dt.date(2026, 1, 2)], '["2026-01-02"]'),
-        (Odd(), '"an odd thing"'),
         ({"odd": Odd()}, '{"odd":"an odd thing"}'),
         (math.nan, '"NaN"'),
         (b"bytes of text", "bytes of text"),
-        (bytearray(b"more"), "more"),
         (b"\xff\xfe\x00", "[3 bytes, neither text nor an image]"),
         ("half \ud800 pair", "half \ufffd pair"),
         ("whole \ud83d\ude42 pair", "whole 🙂 pair"),
@@ -103,7 +88,6 @@ def test_values_other_than_images_become_text(value: Any, text: str) -> None:
         (PNG, image(PNG, media_type="image/png")),
         (b"\xff\xd8\xff\xe0", image(b"\xff\xd8\xff\xe0", media_type="image/jpeg")),
         (b"GIF89a..", image(b"GIF89a..", media_type="image/gif")),
-        (b"GIF87a..", image(b"GIF87a..", media_type="image/gif")),
         (WEBP, image(WEBP, media_type="image/webp")),
         (b"%PDF-1.7", file(b"%PDF-1.7", filename="result.pdf")),
     ],
@@ -137,15 +121,6 @@ def test_text_is_truncated_at_the_limit_with_a_note() -> None:
         TextPart("\n[truncated: 0 of 1 characters are shown]"),
         TextPart(f"[omitted: an attachment of {MAX_ATTACHMENT + 6:,} characters]"),
     )
-
-
-@given(json_values())
-def test_json_is_sent_unchanged(value: Any) -> None:
-    """A JSON value can be sent as a result and parsed back to an equal value."""
-    parts = to_parts(value)
-    item = turns.item_from_block(tool_result("c1", list(parts)))
-    text = item["output"]
-    assert text == value if isinstance(value, str) else json.loads(text) == value
 
 
 @for_each(
@@ -192,7 +167,6 @@ class Mute(Exception):
     ("error", "expected"),
     [
         (ValueError("no such city"), "ValueError: no such city"),
-        (KeyError("x"), "KeyError: 'x'"),
         (ValueError(), "ValueError"),
         (Mute(), "Mute"),
         (

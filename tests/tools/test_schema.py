@@ -136,17 +136,6 @@ def test_a_property_named_title_is_preserved() -> None:
     assert schema["$defs"]["Box"]["properties"] == {"title": {"type": "string"}}
 
 
-def test_a_function_without_parameters_has_an_empty_object() -> None:
-    """A function without parameters accepts ``{}`` and an empty string."""
-
-    def now() -> None: ...
-
-    schema = make_schema(now)
-    assert schema.json_schema == {"type": "object", "additionalProperties": False, "properties": {}}
-    for arguments in ({}, "", " "):
-        assert read_arguments(schema, arguments) == {}
-
-
 def test_only_given_arguments_are_passed() -> None:
     """A default without a JSON form is not in the schema and is left to the function."""
     nothing = object()

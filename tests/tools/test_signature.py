@@ -2,11 +2,10 @@
 
 import functools
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import pytest
-from typing_extensions import Doc
 
 from for_each import for_each
 from kedge.errors import InvalidTool
@@ -102,16 +101,6 @@ def test_a_decorated_function_has_its_original_signature() -> None:
     assert parse_signature(wrapper) == parse_signature(find)
 
 
-def test_a_doc_annotation_is_a_description() -> None:
-    """``Annotated[int, Doc("…")]`` describes a parameter as a plain string does."""
-
-    def f(x: Annotated[int, Doc("The x.")], y: Annotated[int, 3, "The y."]) -> int:
-        return x + y
-
-    arguments = parse_signature(f).arguments
-    assert [argument.description for argument in arguments] == ["The x.", "The y."]
-
-
 def positional(x: int, /) -> None: ...
 def many(*xs: int) -> None: ...
 def named(**xs: int) -> None: ...
@@ -130,25 +119,17 @@ def generator() -> Iterator[int]:
     yield 1
 
 
-async def async_generator() -> AsyncIterator[int]:
-    yield 1
-
-
 REJECTED: list[tuple[Any, str]] = [
     (positional, "positional cannot be a tool: parameter x is positional-only"),
     (many, "parameter xs accepts any number of values; use a list"),
     (named, "parameter xs accepts any names"),
     (untyped, "parameter x has no type; annotate it"),
     (unresolved, "the annotation 'Decimal' cannot be resolved"),
-    (annotate("1 +"), "its annotations cannot be evaluated"),
     (annotate(""), "its annotations cannot be evaluated: "),
     (annotate("1 / 0"), "its annotations cannot be evaluated: ZeroDivisionError"),
-    (annotate("{}['a']"), "its annotations cannot be evaluated: KeyError: 'a'"),
     (annotate(Self), "annotated cannot be a tool: parameter x is annotated with Self; name its"),
-    (annotate("Annotated[list[Self] | None, 1]"), "parameter x is annotated with Self"),
     (Shelf().join, "join cannot be a tool: parameter other is annotated with Self"),
     (generator, "it is a generator"),
-    (async_generator, "it is a generator"),
     (Shelf, "Shelf cannot be a tool: it is a class; pass a function"),
     (Shelf.find, "it is an unbound method; pass object.method"),
     ("find", "it is a str; pass a function"),
@@ -253,11 +234,9 @@ def test_three_styles_of_docstrings_are_parsed(
     ("text", "description"),
     [
         (None, ""),
-        ("", ""),
         ("One line.", "One line."),
         ("Args: none to speak of.", "Args: none to speak of."),
         ("Do it.\n\nArgs:\nnot indented", "Do it.\n\nArgs:\nnot indented"),
-        ("Do it.\n\nArgs:", "Do it.\n\nArgs:"),
         ("See :class:`Thing` for more.", "See :class:`Thing` for more."),
         (":unknown field: stays", "Unknown field: stays"),
         ("Do it.\n\n: :param x: y\n", "Do it.\n\n: :param x: y"),

@@ -1,6 +1,5 @@
 """Tests of ``Tool``, a function with its definition and options, and of ``Toolbox``, a mapping of names to tools."""
 
-import dataclasses
 import json
 from typing import Any
 
@@ -9,7 +8,7 @@ from openai.types.responses import Tool as WireTool
 from pydantic import TypeAdapter
 
 from for_each import for_each
-from kedge.errors import InvalidTool, KedgeError, UnknownTool
+from kedge.errors import InvalidTool, UnknownTool
 from kedge.tools import Grammar, Tool, Toolbox, ToolSource, tool
 from kedge.turns import tool_call
 
@@ -24,14 +23,6 @@ def add(a: int, b: int = 1) -> int:
         a: The first.
     """
     return a + b
-
-
-def test_a_decorated_function_can_still_be_called() -> None:
-    """The name and description come from the function, and calling the tool calls the function."""
-    assert isinstance(add, Tool)
-    assert (add.name, add.description) == ("add", "Add two numbers.")
-    assert add(2, b=3) == 5
-    assert repr(add) == "<tool add>"
 
 
 def test_the_definition_matches_the_responses_api() -> None:
@@ -63,17 +54,6 @@ def test_options_may_be_passed_to_the_decorator_or_the_function() -> None:
         assert (each.name, each.description, each.timeout, each.retries) == ("plus", "Sum.", 2.5, 1)
     assert one.definition()["strict"] is True
     assert one.definition()["parameters"]["required"] == ["a", "b"]
-
-
-def test_a_tool_is_immutable() -> None:
-    """A tool is changed by ``replace``, and changes of its definition do not affect it."""
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        add.timeout = 3  # pyright: ignore[reportAttributeAccessIssue]
-    patient = dataclasses.replace(add, timeout=3, concurrency=2)
-    assert (add.timeout, add.concurrency) == (None, None)
-    assert (patient.timeout, patient.concurrency) == (3, 2)
-    add.definition()["parameters"]["properties"].clear()
-    assert list(add.parameters["properties"]) == ["a", "b"]
 
 
 def test_a_custom_tool_takes_free_text() -> None:
@@ -130,11 +110,8 @@ def test_the_openai_sdk_parses_every_definition(function_tool: Tool[..., Any]) -
     ("options", "message"),
     [
         ({"name": "two words"}, "its name must be 1 to 64 letters"),
-        ({"name": "x" * 65}, "its name must be"),
         ({"timeout": 0}, "its timeout must be a positive number of seconds"),
-        ({"timeout": float("inf")}, "its timeout must be"),
         ({"retries": -1}, "its retries must be 0 or more"),
-        ({"retries": True}, "its retries must be"),
         ({"retry_wait": -1}, "its retry_wait must be 0 or more seconds"),
         ({"concurrency": 0}, "its concurrency must be at least 1"),
     ],
@@ -171,10 +148,7 @@ def test_a_toolbox_preserves_the_order_of_its_tools() -> None:
     assert (list(toolbox), len(toolbox)) == (["get_weather", "get_time"], 2)
     assert toolbox["get_time"] is clock
     assert "get_weather" in toolbox
-    assert toolbox.get("nothing") is None
     assert [d["name"] for d in toolbox.definitions()] == ["get_weather", "get_time"]
-    assert repr(toolbox) == "<Toolbox get_weather, get_time>"
-    assert repr(Toolbox()) == "<Toolbox empty>"
     with pytest.raises(InvalidTool, match="already has a tool of that name"):
         Toolbox(get_weather, tool(clock.function, name="get_weather"))
 
@@ -189,7 +163,6 @@ def test_an_unknown_name_has_a_suggestion() -> None:
         "The tools are: get_weather, get_time."
     )
     assert error.value.known == ("get_weather", "get_time")
-    assert isinstance(error.value, KedgeError)
     assert isinstance(error.value, KeyError)
     with pytest.raises(UnknownTool, match=r"there is no tool 'zzz'\. The tools are: get_w"):
         toolbox["zzz"]
