@@ -19,18 +19,6 @@ from kedge.turns import Turn, assistant, system, tool_call, user
 from middleware.scripted_engine import ScriptedEngine
 
 
-async def test_state_bytes_are_continued(server: TestServer, open_chat: OpenChat) -> None:
-    """A new Chat, as in another process, continues from the state and sends only new blocks."""
-    first = await open_chat().chat_with_state(None, user("My name is Ada."))
-    second = await open_chat().chat_with_state(first.state, user("What did I say first?"))
-    assert second.text == 'You said first: "My name is Ada."'
-    assert second.plan is not None
-    assert second.plan.previous_response_id == first.turn.blocks[-1].response_id
-    assert len(request_bodies(server)[1]["input"]) == 1
-    assert second.usage.input_tokens > 0
-    assert [block.kind for block in second.turn] == ["user", "assistant"] * 2
-
-
 @pytest.mark.parametrize("key", [None, new_key()], ids=["plain", "encrypted"])
 async def test_cached_state_equals_the_decoded_one(open_chat: OpenChat, key: Any) -> None:
     """A Chat that receives its own bytes sends the same request as another process."""
@@ -65,22 +53,13 @@ async def test_leading_system_blocks(server: TestServer, open_chat: OpenChat) ->
     assert not second.plan.is_full
     assert b"Be kind" not in first.state
     assert b"Be rude" not in second.state
-    chat = open_chat(middleware=[system_prompt("Be kind.")])
-    first = await chat.chat_with_state(None, "Hello!")
-    second = await chat.chat_with_state(first.state, "What are your instructions?")
-    assert "Be kind." in second.text
-    assert b"Be kind" not in first.state
-
-
-async def test_later_system_blocks(server: TestServer, open_chat: OpenChat) -> None:
-    """A system block after the first other block is a part of the conversation at its position."""
-    chat = open_chat()
-    first = await chat.chat_with_state(None, "Hello!", system("The sun is up."), "Well?")
-    state = chat.write_state(first.state, first.turn.append(system("The sun is down.")))
-    await chat.chat_with_state(state, "And now?")
-    texts = item_texts(server.requests[-1].context)
-    assert texts[:3] == ["Hello!", "The sun is up.", "Well?"]
-    assert texts[-2:] == ["The sun is down.", "And now?"]
+    settings: Any
+    for settings in ({"middleware": [system_prompt("Be kind.")]}, {"system": "Be kind."}):
+        chat = open_chat(**settings)
+        first = await chat.chat_with_state(None, "Hello!")
+        second = await chat.chat_with_state(first.state, "What are your instructions?")
+        assert second.text == 'My instructions are: "Be kind."'
+        assert b"Be kind" not in first.state
 
 
 async def test_appended_blocks_are_pending(server: TestServer, open_chat: OpenChat) -> None:
@@ -97,20 +76,6 @@ async def test_appended_blocks_are_pending(server: TestServer, open_chat: OpenCh
     assert texts[2:] == ["One.", "Two.", "Three.", "The harbour is closed."]
     assert len(request_bodies(server)[1]["input"]) == 4
     assert chat.inspect_state(answer.state).pending == 0
-
-
-async def test_leading_system_blocks_are_not_appended_to_an_empty_state(
-    caplog: pytest.LogCaptureFixture, open_chat: OpenChat
-) -> None:
-    """Leading system blocks of an empty conversation are omitted, and a warning is logged."""
-    chat = open_chat()
-    with caplog.at_level(logging.WARNING, "kedge.chat"):
-        turn = Turn([system("Be kind."), user("Hello!"), system("Later.")])
-        state = chat.write_state(None, turn)
-    assert dict(chat.inspect_state(state).kinds) == {"user": 1, "system": 1}
-    assert [record.getMessage() for record in caplog.records] == [
-        "leading system blocks are not stored; give them with each call"
-    ]
 
 
 async def test_same_bytes_twice_are_a_fork(server: TestServer, open_chat: OpenChat) -> None:
@@ -137,7 +102,7 @@ async def test_same_block_may_be_sent_twice(open_chat: OpenChat) -> None:
 
 
 async def test_stream_yields_events_and_ends_with_the_answer(open_chat: OpenChat) -> None:
-    """Text arrives in deltas, and the answer is available at the end."""
+    """Text arrives in deltas, and the answer and the state are available at the end."""
     chat = open_chat()
     async with chat.stream_with_state(None, "Count to 5") as stream:
         with pytest.raises(errors.KedgeError, match="has not ended"):
@@ -147,8 +112,6 @@ async def test_stream_yields_events_and_ends_with_the_answer(open_chat: OpenChat
     deltas = [event.delta for event in events if isinstance(event, TextDelta)]
     assert "".join(deltas) == stream.reply.text == "1 2 3 4 5"
     assert stream.state == stream.reply.state
-    answer = await chat.chat_with_state(stream.reply.state, "What did I say first?")
-    assert "Count to 5" in answer.text
 
 
 async def test_message_without_an_answer_is_in_the_state(open_chat: OpenChat) -> None:
@@ -243,9 +206,6 @@ async def test_calls_without_a_result_are_repaired(open_chat: OpenChat) -> None:
     [
         (lambda state: state[:-1], "not_json"),
         (lambda state: state.replace(b"Ada", b"Bob"), "damaged"),
-        (lambda state: state.replace(b'"version":3', b'"version":9'), "version"),
-        (lambda _: b"what is this?", "not_json"),
-        (lambda _: 7, "not_json"),
     ],
 )
 async def test_invalid_state_starts_fresh_with_one_log_record(
@@ -275,22 +235,6 @@ async def test_state_belongs_to_its_provider(server: TestServer, open_chat: Open
     assert "My name is Ada." in answer.text
 
 
-async def test_compaction_is_in_the_answer(open_chat: OpenChat) -> None:
-    """The answer lists the removed blocks and the tokens before and after."""
-    chat = open_chat(compactor=MessageLimitCompactor(4))
-    state: bytes | None = None
-    for number in range(2):
-        answer = await chat.chat_with_state(state, f"Number {number}.")
-        assert answer.compaction is None
-        state = answer.state
-    answer = await chat.chat_with_state(state, "Number 2.")
-    assert answer.compaction is not None
-    removed = [getattr(b, "text", "")[:9] for b in answer.compaction.removed]
-    assert removed == ["Number 0.", "You said:"]
-    assert answer.compaction.tokens_before > answer.compaction.tokens_after > 0  # type: ignore[operator]
-    assert len(answer.turn) == chat.inspect_state(answer.state).blocks == 4
-
-
 async def test_pending_blocks_are_compacted(server: TestServer, open_chat: OpenChat) -> None:
     """Pending events are compacted before they are sent, and the remaining processed blocks count as processed."""
     chat = open_chat(compactor=MessageLimitCompactor(6))
@@ -310,27 +254,6 @@ async def test_pending_blocks_are_compacted(server: TestServer, open_chat: OpenC
     state = chat.write_state(second.state, second.turn.append(user("Three.")))
     report = chat.inspect_state(await chat.compact_pending(state))
     assert (report.blocks, report.processed_length) == (3, 2)
-
-
-async def test_plan_is_available_before_a_call(server: TestServer, open_chat: OpenChat) -> None:
-    """`plan` returns the plan of a call without sending a request."""
-    async with open_chat() as chat:
-        first = await chat.chat_with_state(None, "My name is Ada.")
-        plan = chat.plan(first.state, "What did I say first?")
-        assert plan.previous_response_id == first.response_id
-        assert not plan.is_full
-        assert plan.delta_blocks == 1
-        assert len(server.requests) == 1
-
-
-async def test_options_are_passed_to_the_engine(server: TestServer, open_chat: OpenChat) -> None:
-    """A call accepts a mode and further request parameters."""
-    async with open_chat() as chat:
-        answer = await chat.chat_with_state(None, "Hello!", mode="stateless", temperature=0.5)
-        assert request_bodies(server)[-1]["temperature"] == 0.5
-        assert request_bodies(server)[-1]["store"] is False
-        assert answer.plan is not None
-        assert answer.plan.mode == "stateless"
 
 
 async def test_edited_state_chains_on_the_unchanged_part(
@@ -359,7 +282,8 @@ async def test_edited_state_chains_on_the_unchanged_part(
     assert chat.read_state(state).blocks == ()
     assert chat.read_state(second.state) == second.turn
     assert chat.write_state(second.state, second.turn) == second.state
-    chat.write_state(None, Turn([system("Be brief.")]))
+    state = chat.write_state(None, Turn([system("Be brief."), user("Hello!"), system("Later.")]))
+    assert dict(chat.inspect_state(state).kinds) == {"user": 1, "system": 1}
     assert "leading system blocks are not stored" in caplog.text
 
 
@@ -415,17 +339,6 @@ async def test_typed_answer(open_chat: OpenChat, server: TestServer) -> None:
     answer = await chat.chat_with_state(exc_info.value.state, "How many messages can you see?")
     assert answer.discarded is None
     assert answer.text.startswith("I can see 5 messages")
-
-
-async def test_instructions_are_sent_with_every_call() -> None:
-    """``system=`` is sent with every call and is not part of the state."""
-    async with Chat("practice", system="Be brief.") as chat:
-        answer = await chat.chat_with_state(None, "Hello")
-        answer = await chat.chat_with_state(answer.state, "What are your instructions?")
-    assert answer.text == 'My instructions are: "Be brief."'
-    assert answer.plan is not None
-    assert not answer.plan.is_full
-    assert b"Be brief." not in answer.state.partition(b"instructions")[0]
 
 
 async def test_wrong_first_arguments_say_what_to_write(open_chat: OpenChat) -> None:

@@ -26,15 +26,6 @@ SUMMARY_PROMPT = "What have I said so far?"
 """The practice model answers this prompt with a list of the user's messages, as a summary."""
 
 
-def conversation_bodies(server: TestServer) -> list[dict[str, Any]]:
-    """Return the bodies of the requests of the conversation, without those for a summary."""
-    return [
-        body
-        for body in request_bodies(server)
-        if item_texts(body["input"])[-1:] != [SUMMARY_PROMPT]
-    ]
-
-
 async def send_lines(chat: Any, *lines: str, state: bytes | None = None) -> list[Any]:
     """Send these lines one after the other, and return the answers."""
     answers: list[Any] = []
@@ -64,31 +55,21 @@ async def test_summary_is_sent_once(server: TestServer, open_chat: OpenChat) -> 
     chat = open_chat(compactor=SummarizingCompactor(180, 60, ask=SUMMARY_PROMPT))
     lines = [f"My boat number {n} is called Argo {n}." for n in range(8)]
     answers = await send_lines(chat, *lines)
-    compacted = [n for n, answer in enumerate(answers) if answer.compaction]
-    assert len(compacted) >= 1
-    index = compacted[0]
+    index = next(n for n, answer in enumerate(answers) if answer.compaction)
     summary = answers[index].turn.blocks[0]
     assert is_summary(summary)
-    requests = conversation_bodies(server)
-    with_summary = [
-        n for n, body in enumerate(requests) if summary.text in item_texts(body["input"])
-    ]
-    assert with_summary == [index + 1]
-    assert "previous_response_id" not in requests[index + 1]
-    following = [r for r in server.requests if r.body in requests][index + 2]
-    assert "previous_response_id" in following.body
-    texts = item_texts(following.context)
-    assert texts.count(summary.text) == 1
-    assert texts[0] == summary.text
-    assert lines[0] not in texts
-    assert len(following.body["input"]) == 1
-    questions = [
-        body
-        for body in request_bodies(server)
-        if item_texts(body["input"])[-1:] == [SUMMARY_PROMPT]
-    ]
-    assert "previous_response_id" in questions[0]
-    assert len(questions[0]["input"]) == 1
+    asked, others = list[Any](), list[Any]()
+    for each in server.requests:
+        is_question = item_texts(each.body["input"])[-1:] == [SUMMARY_PROMPT]
+        (asked if is_question else others).append(each)
+    with_summary = [summary.text in item_texts(each.body["input"]) for each in others]
+    assert with_summary == [n == index + 1 for n in range(len(lines))]
+    assert "previous_response_id" not in others[index + 1].body
+    texts = item_texts(others[index + 2].context)
+    assert (texts[0], texts.count(summary.text), lines[0] in texts) == (summary.text, 1, False)
+    for each in (others[index + 2], asked[0]):
+        assert "previous_response_id" in each.body
+        assert len(each.body["input"]) == 1
 
 
 async def test_shortened_results_keep_the_anchor(server: TestServer, open_chat: OpenChat) -> None:

@@ -17,16 +17,12 @@ def test_every_reason_to_discard_a_state_is_on_the_page() -> None:
     assert {reason: rows.get(reason) for reason in DISCARD_REASONS} == DISCARD_REASONS
 
 
-def test_every_method_of_chat_is_on_the_page() -> None:
-    """Every public method of `Chat` is on its documentation page."""
+def test_every_method_and_compactor_is_on_a_page() -> None:
+    """Every public method of `Chat`, and every compactor, trigger and counter is on its documentation page."""
     page = (DOCS / "chat.md").read_text()
     methods = [name for name in vars(Chat) if not name.startswith("_")]
     missing = [name for name in methods if not re.search(rf"\b{name}\(|chat\.{name}\.", page)]
     assert missing == []
-
-
-def test_every_compactor_and_trigger_is_on_the_page() -> None:
-    """Every compactor, trigger and counter is on the documentation page."""
     page = (DOCS / "compaction.md").read_text()
     compactors = [
         name

@@ -17,7 +17,7 @@ from engines.test_background import FakeBackground
 from kedge import Conversation, connect
 from kedge.analytics import analyze
 from kedge.engines import Reply
-from kedge.errors import EngineError, NotInStore, ServerFailed
+from kedge.errors import EngineError, ServerFailed
 from kedge.events.run import RequestPlanned
 from kedge.observe import reset, snapshot
 from kedge.observe.logs import get_fields
@@ -89,21 +89,6 @@ async def test_a_request_in_the_background_has_one_row(
     assert (found.requests.total, found.requests.chained) == (2, 1)
     assert found.tokens.input == (first.input_tokens or 0) + row.input_tokens
     assert await store.verify() == []
-
-
-async def test_stops_and_waits_add_no_row(store: Store, connected: Connect) -> None:
-    """The row of a stopped stream says that it is running; the second process that waits finds it answered."""
-    conversation = await Conversation.create(connected(), store=store)
-    await leave_stream(conversation)
-    assert [row.status for row in await store.responses()] == ["running"]
-    assert len(await conversation.pending()) == 1
-    opened = [
-        await Conversation.open(connected(), store=store, id=conversation.id) for _ in range(2)
-    ]
-    await opened[0].resume()
-    with pytest.raises(NotInStore):
-        await opened[1].resume()
-    assert [row.status for row in await store.responses()] == ["completed"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -3,22 +3,19 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
-from msgspec.structs import replace
 
 from conversation.conftest import Connect
-from kedge import Chat, Conversation, connect, user
+from kedge import Conversation, user
 from kedge.analytics import analyze
 from kedge.compaction import MessageLimitCompactor, ServerCompactor
 from kedge.compaction.compactors import CompactionMethod
 from kedge.conversation.lookup import find_recorded_model
-from kedge.engines import ResponsesEngine, unwrap
 from kedge.events.run import FellBack
 from kedge.observe import reset, snapshot
 from kedge.planning import Mode, RequestPlan, get_state
 from kedge.planning.digests import is_compaction
-from kedge.store import Store, open_store
-from kedge.store.tree import find_marks, read_tree
-from kedge.testing import TestServer, serve
+from kedge.store import Store
+from kedge.testing import TestServer
 
 Change = Callable[[Conversation], Awaitable[object]]
 
@@ -86,39 +83,6 @@ async def test_reopened_gives_same_reasons(
     assert get_state(follower.turn) == get_state(third.turn)
 
 
-async def test_request_after_a_reopened_edit(store: Store, connected: Connect) -> None:
-    """The row of a request that an edit before a restart forces to send everything has the reason."""
-    first = await Conversation.create(connected(), store=store)
-    await first.send("My name is Ada.")
-    await edit_first(first)
-    other = await Conversation.open(connected(), store=store, id=first.id)
-    reply = await other.send("What is my name?")
-    assert reply.plan is not None
-    assert reply.plan.fallback == "changed"
-    tree = await read_tree(store, await store.conversation(first.id))
-    [row] = [row for row in await other.responses() if row.node == reply.node]
-    assert row.reason == "changed"
-    node = next(node for node in tree.nodes if node.id == reply.node)
-    assert find_marks(node, row, row.created_at)["full"] == "changed"
-
-
-@pytest.mark.parametrize("reopened", [False, True])
-async def test_reply_names_the_lost_response(
-    store: Store, connected: Connect, reopened: bool
-) -> None:
-    """The plan of a request that was healed says that the server no longer has the response."""
-    first = await Conversation.create(connected(), store=store)
-    asked = await first.send("My name is Ada.")
-    inner = unwrap(first.engine)
-    assert isinstance(inner, ResponsesEngine)
-    await inner.transport.request_json("delete", f"/responses/{asked.response_id}")
-    other = await Conversation.open(connected(), store=store, id=first.id) if reopened else first
-    reply = await other.send("What is my name?")
-    assert reply.plan is not None
-    assert (reply.plan.fallback, reply.healed) == ("lost", ("gone",))
-    assert f"Not used: {asked.response_id}" in reply.plan.explain()
-
-
 @pytest.mark.parametrize(
     ("fault", "reason"), [("omit_response_id", "no_id"), ("omit_call_id", "unproven")]
 )
@@ -148,20 +112,6 @@ async def test_full_sends_to_a_server_without_ids_are_fallbacks(
     assert [(each.name, each.count) for each in requests.fallbacks] == [(reason, 1)]
 
 
-async def test_reopened_conversation_knows_all_responses_that_were_lost(
-    store: Store, connected: Connect, kedge_server: TestServer
-) -> None:
-    """Responses that count as lost with a newer one do so after a restart, too."""
-    first = await Conversation.create(connected(), store=store)
-    for text in ("My name is Ada.", "What is my name?", "Once more?"):
-        await first.send(text)
-    kedge_server.forget()
-    await first.send("And now?")
-    other = await Conversation.open(connected(), store=store, id=first.id)
-    assert get_state(other.turn) == get_state(first.turn)
-    assert [row.status for row in await other.responses()][:3] == ["lost"] * 3
-
-
 async def test_reason_after_a_compaction(store: Store, connected: Connect) -> None:
     """The process that compacted it, the record of the next request and a process that opens it say the same."""
     compactor = MessageLimitCompactor(3)
@@ -174,16 +124,6 @@ async def test_reason_after_a_compaction(store: Store, connected: Connect) -> No
     first = [each.explain().splitlines()[:2] for each in plans]
     assert first[0] == first[1]
     reply = await conversation.send("And now?")
-    assert [each.reason for each in reply.requests] == ["changed"]
-
-
-async def test_an_edited_chat_state_says_that_it_was_edited(connected: Connect) -> None:
-    """The state retains the record of the newest response, so that the plan can say why it is not continued."""
-    chat = Chat(connected())
-    state = (await chat.chat_with_state(b"", user("My name is Ada."))).state
-    turn = chat.read_state(state)
-    edited = chat.write_state(state, turn.edit(turn[0].id, user("My name is Bob.")))
-    reply = await chat.chat_with_state(edited, user("What is my name?"))
     assert [each.reason for each in reply.requests] == ["changed"]
 
 
@@ -202,25 +142,6 @@ async def test_a_compaction_of_the_server_is_sent_after_a_restart(
     assert [each.list_omitted() for each in plans] == [(), ()]
     assert plans[0].delta == plans[1].delta
     assert (await opened.send("What is my name?")).text == "Your name is Ada."
-
-
-async def test_a_plan_finds_the_responses_of_the_store() -> None:
-    """A copy of a conversation is chained on the response of the other, and its plans say so."""
-    with serve() as server:
-        engine = connect(f"responses:{server.base_url}#practice")
-        async with engine, open_store("sqlite://:memory:") as store:
-            first = await Conversation.create(engine, store=store)
-            await first.send("Hello")
-            copied = [
-                replace(block, id="", metadata={}, source=None) for block in first.turn.blocks
-            ]
-            second = await Conversation.create(engine, store=store, blocks=copied)
-            assert second.plan("And?").conditional
-            plan = await second.probe_and_plan("And?")
-            assert not plan.conditional
-            reply = await second.send("And?")
-            assert reply.plan
-            assert plan.previous_response_id == reply.plan.previous_response_id != ""
 
 
 @pytest.mark.parametrize("mode", ["chained", "conversation", "stateless"])

@@ -15,7 +15,7 @@ from kedge.memory.object_claims import ObjectClaims
 from kedge.planning import get_state
 from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve
-from kedge.turns import Turn, dumps, loads, user
+from kedge.turns import Turn, loads, user
 from kedge.workflows import Side, debate, refine
 from normalization import expected_context, normalize_items
 
@@ -43,48 +43,6 @@ async def check_store(server: TestServer, store: Store) -> int:
                 check_answer(server, (await store.load(row, response.node)).turn())
                 checked += 1
     return checked
-
-
-async def test_copies_use_one_object_once(server: TestServer, engine: ResponsesEngine) -> None:
-    """Of two copies that were read from JSON, the second one sends everything to a new object."""
-    turn = await send_lines(engine, "One")
-    copies = [await engine.run(loads(dumps(turn)).append(user(text))) for text in ("Two", "Three")]
-    assert get_object(copies[0]) == get_object(turn) != get_object(copies[1])
-    for each in copies:
-        check_answer(server, each)
-
-
-async def test_regenerated_answers_use_objects_of_their_own(
-    server: TestServer, engine: ResponsesEngine, store: Store
-) -> None:
-    """The previous answer is not in the context of the new one; both can be continued."""
-    conversation = await Conversation.create(engine, store=store)
-    await conversation.send("One")
-    first = (await conversation.send("Two")).node
-    before = get_object(conversation.turn)
-    await conversation.regenerate()
-    assert get_object(conversation.turn) != before
-    await conversation.send("Three")
-    await conversation.goto(first)
-    await conversation.send("Four")
-    assert get_object(conversation.turn) == before  # it still ends with the first answer
-    assert await check_store(server, store) == 5
-
-
-async def test_an_undone_message_is_not_in_the_context(
-    server: TestServer, engine: ResponsesEngine, store: Store
-) -> None:
-    """After undo and after an edit, everything is sent to a new object."""
-    conversation = await Conversation.create(engine, store=store)
-    await conversation.send("My PIN is 1234")
-    await conversation.send("My name is Ada")
-    before = get_object(conversation.turn)
-    await conversation.undo()
-    await conversation.send("Three")
-    assert get_object(conversation.turn) != before
-    await conversation.edit(conversation.turn.blocks[0].id, "My PIN is secret")
-    await conversation.send("What is my PIN?")
-    assert await check_store(server, store) == 4
 
 
 async def test_an_import_does_not_continue_the_object_of_the_original(

@@ -13,20 +13,6 @@ HERE = Path(__file__).parent
 WORKERS, ITEMS = 4, 2
 
 
-async def test_response_without_id_is_stored(
-    conversation: Conversation, kedge_server: TestServer
-) -> None:
-    """A response without an id is not an anchor, and the next request is sent in full."""
-    kedge_server.faults.set("omit_response_id", times=1)
-    await conversation.send("My name is Ada.")
-    (row,) = await conversation.responses()
-    assert (row.provider_response_id, row.digest, row.status) == ("", "", "completed")
-    reply = await conversation.send("What is my name?")
-    assert reply.text == "Your name is Ada."
-    assert reply.plan
-    assert reply.plan.is_full
-
-
 async def test_bodies_are_stored_on_request(
     store: Store, connected: Connect, kedge_server: TestServer
 ) -> None:

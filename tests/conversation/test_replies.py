@@ -69,19 +69,6 @@ async def test_cost_of_a_reply_is_stored(store: Store, connected: Connect) -> No
     assert (again.stored, again.model, again.cost) == (True, reply.model, rows[-1].cost)
 
 
-async def test_reply_of_a_healed_request_names_the_reason(
-    store: Store, connected: Connect, kedge_server: TestServer
-) -> None:
-    """The reasons for sending a request again are those of the stored response, also in a stored reply."""
-    conversation = await Conversation.create(connected(), store=store)
-    await conversation.send("My name is Ada.")
-    kedge_server.forget()
-    reply = await conversation.send("What is my name?", key="name")
-    assert reply.healed == ("gone",)
-    assert [row.healed for row in await conversation.responses()][-1] == "gone"
-    assert (await conversation.send("What is my name?", key="name")).healed == ("gone",)
-
-
 async def test_run_stopped_during_a_tool(store: Store, connected: Connect) -> None:
     """Only the request that was sent is stored and counted; the question is cancelled."""
     started = anyio.Event()
