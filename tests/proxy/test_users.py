@@ -21,9 +21,8 @@ from kedge.server.access import DEFAULT_OUTPUT_TOKENS
 from kedge.server.models import PracticeModel
 from kedge.server.settings import Limits
 from kedge.store import Store, TokenRegistry
-from kedge.store.open import open_current_database
 from kedge.testing import TestServer, serve
-from proxy.running import serve_proxy
+from proxy.running import open_store, serve_proxy
 from proxy.test_app import input_sizes, send
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until, wait_until_async
@@ -84,14 +83,13 @@ class Proxy:
 @contextmanager
 def open_proxy(tmp_path: Path, model: Any, **options: Any) -> Iterator[Proxy]:
     """Run a proxy that requires a token."""
-    store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
     with (
+        open_store(tmp_path) as store,
         serve(model=model, limits=Limits(shutdown_seconds=0)) as server,
-        serve_proxy(server.base_url, store=store, requires_token=True, **options) as url,
+        serve_proxy(server.base_url, store=store, **{"requires_token": True, **options}) as url,
         httpx2.Client(timeout=TIMEOUT, verify=False) as http,
     ):
         yield Proxy(server, model, store, url, http)
-    store.database.close()
 
 
 @pytest.fixture
@@ -99,6 +97,16 @@ def proxy(tmp_path: Path) -> Iterator[Proxy]:
     """Yield a proxy in front of a server with the practice model."""
     with open_proxy(tmp_path, PracticeModel(), token="admin") as opened:
         yield opened
+
+
+PATHS = ["/v1/responses", "/v1/chat/completions", "/v1/messages"]
+
+
+def make_body(path: str, text: str) -> dict[str, Any]:
+    """Return the body of a request of an API."""
+    if path == "/v1/responses":
+        return {"input": text}
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 99}
 
 
 def test_users_share_neither_anchors_nor_lists(proxy: Proxy) -> None:
@@ -148,50 +156,23 @@ def test_scopes_and_revocation(proxy: Proxy) -> None:
     assert proxy.post(alice).status_code == 401
 
 
-def test_limits_are_429_with_retry_after(proxy: Proxy) -> None:
-    """Limits apply to requests and to tokens, which the upstream reports."""
-    alice = proxy.add("alice", requests_per_minute=1)
-    # A new minute may begin between two requests, but not between each two of three.
-    answers = [proxy.post(alice) for _ in range(3)]
-    rejected = next(answer for answer in answers if answer.status_code != 200)
-    assert rejected.status_code == 429
-    assert 0 < int(rejected.headers["retry-after"]) <= 60
-    assert rejected.headers["x-ratelimit-limit-requests"] == "1"
-    assert rejected.json()["error"]["code"] == "rate_limit_exceeded"
-    bob = proxy.add("bob", tokens_per_minute=1)
-    answers = [proxy.post(bob, input="Count to 20") for _ in range(3)]
-    assert answers[0].status_code == 200
-    assert 429 in [answer.status_code for answer in answers[1:]]
-
-
-HI = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/responses", {"input": "Hi"}),
-        ("/v1/chat/completions", {"messages": HI}),
-        ("/v1/messages", {"messages": HI, "max_tokens": 99}),
-    ],
-)
-def test_tokens_of_every_api_are_counted(
-    proxy: Proxy, path: str, body: dict[str, Any], stream: bool
-) -> None:
+@for_each("stream", [False, True])
+@for_each("path", PATHS)
+def test_tokens_of_every_api_are_counted(proxy: Proxy, path: str, stream: bool) -> None:
     """Tokens are counted from the body or events of the response, if the token has a limit."""
-    body = body if path == "/v1/chat/completions" else {**body, "stream": stream}
-    limited = proxy.add("limited", tokens_per_minute=1_000_000)
+    body: dict[str, Any] = {**make_body(path, "Hi"), "stream": stream}
+    name = f"limited-{stream}{path.replace('/', '-')}"
+    limited = proxy.add(name, tokens_per_minute=1_000_000)
 
     def is_counted() -> bool:
         """Send a request; it is counted in the minute of its last byte."""
         assert proxy.post(limited, path, **body).status_code == 200
-        return proxy.get_tokens("limited") > 0
+        return proxy.get_tokens(name) > 0
 
     wait_until(is_counted)
-    free = proxy.add("free")
+    free = proxy.add(f"free-{name}")
     assert proxy.post(free, path, **body).status_code == 200
-    assert proxy.get_tokens("free") == 0
+    assert proxy.get_tokens(f"free-{name}") == 0
 
 
 async def test_messages_of_a_websocket_are_counted(proxy: Proxy) -> None:
@@ -273,25 +254,16 @@ def waiting_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
         yield opened
 
 
-LONG = [{"role": "user", "content": "wait " * 80}]
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/responses", {"input": "wait " * 80}),
-        ("/v1/chat/completions", {"messages": LONG}),
-        ("/v1/messages", {"messages": LONG, "max_tokens": 99}),
-    ],
-)
-def test_an_abandoned_stream_counts(waiting_proxy: Proxy, path: str, body: dict[str, Any]) -> None:
+@for_each("path", PATHS)
+def test_an_abandoned_stream_counts(waiting_proxy: Proxy, path: str) -> None:
     """The input and what passed of the answer count if the client leaves."""
-    secret = waiting_proxy.add("small", tokens_per_minute=100_000)
-    with waiting_proxy.stream(secret, path, **body) as chunks:
+    name = f"small{path.replace('/', '-')}"
+    secret = waiting_proxy.add(name, tokens_per_minute=100_000)
+    with waiting_proxy.stream(secret, path, **make_body(path, "wait " * 80)) as chunks:
         received = b""
         while b"answer" not in received:
             received += next(chunks)
-    wait_until(lambda: 80 <= waiting_proxy.get_tokens("small") <= 190)
+    wait_until(lambda: 80 <= waiting_proxy.get_tokens(name) <= 190)
 
 
 async def test_an_abandoned_response_on_a_websocket_counts(waiting_proxy: Proxy) -> None:
@@ -350,18 +322,13 @@ def test_the_first_token_takes_effect_in_a_running_proxy(
 ) -> None:
     """A proxy on loopback requires a token once one exists, and then accepts any host name."""
     monkeypatch.setattr("kedge.store.token_registry.RECHECK_SECONDS", 0.0)
-    store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
-    with (
-        serve() as server,
-        serve_proxy(server.base_url, store=store) as url,
-        httpx2.Client(timeout=TIMEOUT, verify=False) as http,
-    ):
-        assert http.get(f"{url}/v1/models").status_code == 200
-        secret = asyncio.run(TokenRegistry(store).add("alice"))[1]
-        assert http.get(f"{url}/v1/models").status_code == 401
+    with open_proxy(tmp_path, PracticeModel(), requires_token=False) as proxy:
+        models = f"{proxy.url}/v1/models"
+        assert proxy.http.get(models).status_code == 200
+        secret = proxy.add("alice")
+        assert proxy.http.get(models).status_code == 401
         headers = {"x-kedge-token": secret, "host": "proxy.example"}
-        assert http.get(f"{url}/v1/models", headers=headers).status_code == 200
-    store.database.close()
+        assert proxy.http.get(models, headers=headers).status_code == 200
 
 
 def test_a_failing_store_rejects_tokens(
@@ -390,31 +357,24 @@ def test_a_failing_store_rejects_tokens(
 @for_each(
     ("data", "expected"),
     [
-        ('{"usage": {"input_tokens": 3, "output_tokens": 4}}', (3, 4)),
-        (b'{"response": {"usage": {"input_tokens": 3, "output_tokens": 4}}}', (3, 4)),
-        ('{"usage": {"prompt_tokens": 3, "completion_tokens": 4}}', (3, 4)),
-        ('{"message": {"usage": {"input_tokens": 3, "cache_read_input_tokens": 2}}}', (5, 0)),
-        ('{"usage": {"input_tokens": "3", "output_tokens": -4}}', (0, 0)),
-        ('{"usage": null}', (0, 0)),
-        ('["usage"]', (0, 0)),
-        ('{"usage"', (0, 0)),
-        ("[DONE]", (0, 0)),
+        ('{"usage": {"input_tokens": 3, "output_tokens": 4}}', 7),
+        ('{"response": {"usage": {"input_tokens": 3, "output_tokens": 4}}}', 7),
+        ('{"usage": {"prompt_tokens": 3, "completion_tokens": 4}}', 7),
+        ('{"message": {"usage": {"input_tokens": 3, "cache_read_input_tokens": 2}}}', 5),
+        ('{"usage": {"input_tokens": "3", "output_tokens": -4}}', 0),
+        ('{"usage": null}', 0),
+        ('["usage"]', 0),
+        ('{"usage"', 0),
+        ("[DONE]", 0),
     ],
 )
-def test_usage_is_parsed_from_every_form(data: str | bytes, expected: tuple[int, int]) -> None:
-    """Data without usage, or without JSON, counts as zero."""
-    reader = UsageReader("")
-    reader.read(data)
-    assert reader.finish() == sum(expected)
-
-
 @for_each("content_type", ["text/event-stream", "", "text/plain"])
-def test_usage_is_parsed_from_a_stream_of_any_content_type(content_type: str) -> None:
-    """Some servers send streams without their content type, or as text."""
+def test_usage_is_parsed_from_every_form(data: str, expected: int, content_type: str) -> None:
+    """Data without usage or JSON counts as zero; some servers send streams without their type, or as text."""
     reader = UsageReader(content_type)
-    for chunk in (b": comment\n\ndata: 1\n", b'\ndata: {"usage": {"input_tokens": 3}}\n\n'):
+    for chunk in (b": comment\n\ndata: 1\n", b"\ndata: ", data.encode(), b"\n\n"):
         reader.feed(chunk)
-    assert reader.finish() == 3
+    assert reader.finish() == expected
 
 
 def test_a_too_large_event_is_skipped(
