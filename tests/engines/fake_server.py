@@ -176,16 +176,12 @@ async def continue_answer(
     return turn, server.bodies[1]["messages"][1]
 
 
-class ScriptedServer:
-    """A server that returns these outputs in order, each as a complete response, and records requests."""
-
-    def __init__(self, *outputs: list[dict[str, Any]]) -> None:
-        self.outputs = outputs
-        self.bodies: list[dict[str, Any]] = []
-
-    async def handle(self, request: Request) -> Response:
-        """Return the next response."""
-        self.bodies.append(await request.json())
-        number = len(self.bodies)
-        output = self.outputs[number - 1]
-        return json_response({"id": f"resp_{number}", "status": "completed", "output": output})
+def script(*outputs: list[dict[str, Any]]) -> RecordingServer:
+    """Return a server that returns these outputs in order, each as a complete response."""
+    answers = enumerate(outputs, 1)
+    return RecordingServer(
+        *(
+            json_response({"id": f"resp_{number}", "status": "completed", "output": output})
+            for number, output in answers
+        )
+    )

@@ -4,6 +4,7 @@ For each request it records the items that its model read, which the tests compa
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import json_response, sse_response
+from kedge.errors import StoreError
 from kedge.tokens import count_items
 
 Item = dict[str, Any]
@@ -29,6 +31,26 @@ class FakeClock:
     def __call__(self) -> float:
         self.now += 0.001
         return self.now
+
+
+class EvidenceStore:
+    """A store of evidence that can be closed by a test."""
+
+    def __init__(self) -> None:
+        self.saved: dict[str, Mapping[str, Any]] = {}
+        self.writes = 0
+        self.is_closed = False
+
+    async def load_evidence(self, key: str) -> Mapping[str, Any] | None:
+        """Return the saved evidence."""
+        return self.saved.get(key)
+
+    async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
+        """Save the evidence, or raise an error if the store is closed."""
+        if self.is_closed:
+            raise StoreError("the store is closed; open it again")
+        self.saved[key] = form
+        self.writes += 1
 
 
 @dataclass

@@ -81,22 +81,6 @@ async def test_an_answer_outside_the_object_is_healed(
     assert object_of(answer) != object_of(turn)
 
 
-async def test_object_missing_at_the_end_is_reported(link: Link) -> None:
-    """The answer was already shown when the object is found missing, so an event reports it."""
-    turn = await link.send("One", streaming=True)
-    link.server.faults.set("forget_silently,echo=late", times=1)
-    _, events = await link.collect(turn, "Two", streaming=True)
-    assert any(isinstance(event, ServerForgot) for event in events)
-
-
-async def test_null_object_is_healed_at_once(link: Link) -> None:
-    """Servers name the object at the start of an answer, so null means that it was not read."""
-    link.server.faults.set("forget_silently,echo=no", times=2)
-    turn = await link.send("One", "What did I say first?", streaming=True)
-    link.check_law(turn)
-    assert "One" in last_text(turn)
-
-
 async def test_server_that_never_names_objects_is_not_healed(link: Link) -> None:
     """A server that never names the object is not healed; an answer outside of its object is no anchor."""
     link.server.faults.set("forget_silently,echo=missing", times=1)

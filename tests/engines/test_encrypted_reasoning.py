@@ -1,6 +1,6 @@
 """Encrypted reasoning is requested for stored responses too, so that a full send does not lose it."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import connect_to, json_response
+from engines.memory_server import EvidenceStore
 from kedge import Chat
 from kedge.engines import ResponsesEngine
 from kedge.errors import EngineError
@@ -167,18 +168,7 @@ async def test_without_healing_only_what_was_accepted_before_is_requested() -> N
 
 async def test_evidence_is_shared_by_engines_with_one_store() -> None:
     """A rejection that one engine has seen is not repeated by another one of the same scope."""
-
-    class MemoryStore:
-        def __init__(self) -> None:
-            self.forms: dict[str, Mapping[str, Any]] = {}
-
-        async def load_evidence(self, key: str) -> Mapping[str, Any] | None:
-            return self.forms.get(key)
-
-        async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-            self.forms[key] = form
-
-    server, store = ReasoningServer(rejects=ERRORS[1]), MemoryStore()
+    server, store = ReasoningServer(rejects=ERRORS[1]), EvidenceStore()
     for _ in range(2):
         settings = {"evidence_store": store, "scope": "s", "known_server": KnownServer()}
         async with open_engine(server, **settings) as engine:

@@ -2,18 +2,16 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engines.fake_server import serve_handler
-from engines.memory_server import ORDINARY, FakeClock, MemoryServer
+from engines.memory_server import ORDINARY, EvidenceStore, FakeClock, MemoryServer
 from engines.runs import collect_events, list_reasons
 from for_each import for_each
-from kedge.conversation import Conversation
 from kedge.engines import Engine, ResponsesEngine
-from kedge.errors import InvalidSetting, ServerFailed, StoreError
+from kedge.errors import InvalidSetting, ServerFailed
 from kedge.events import Event, TextDelta
 from kedge.events.run import Healed, ModeChanged, RequestPlanned, ServerForgot
 from kedge.memory.evidence import BASE_COOLDOWN, MIN_MATCHED_TOKENS, KnownServer
@@ -75,19 +73,6 @@ async def send_messages(
     return turn, wrong
 
 
-async def test_retry_delay_of_a_forgetting_server_doubles() -> None:
-    """With a message every 20 seconds, no answer is wrong, and the delay between attempts doubles."""
-    server, clock = MemoryServer(stores=False), FakeClock()
-    async with open_memory_engine(server, clock=clock) as engine:
-        turn, healed_count = Turn(), 0
-        for number in range(60):
-            turn, events = await send(engine, turn, ORDINARY.format(number))
-            healed_count += count_healed(events)
-            assert is_coherent(server, turn)
-            clock.now += 20
-    assert healed_count == 5
-
-
 @STREAMING
 @pytest.mark.parametrize("usage", ["honest", "llama"])
 @pytest.mark.parametrize("hidden_prompt", [0, 900])
@@ -120,16 +105,6 @@ async def test_answer_of_an_unproven_server_is_held_back() -> None:
     assert list_reasons(events) == ["forgot"]
 
 
-async def test_long_message_after_a_short_one_proves_nothing() -> None:
-    """After "hi" a message of 2 kB is counted 533 with the context and 519 without: no proof."""
-    server = MemoryServer(stores=False)
-    async with open_memory_engine(server) as engine:
-        turn, _ = await send(engine, Turn(), "hi")
-        turn, _ = await send(engine, turn, "The quick brown fox jumps over it. " * 60)
-        assert is_coherent(server, turn)
-    assert not any(map(is_chained, server.bodies))
-
-
 @for_each("usage", ["none", "constant", "new"])
 @for_each("stores", [True, False])
 async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> None:
@@ -144,17 +119,6 @@ async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> N
         _, wrong = await send_messages(server, engine, 6)
         assert wrong == 0
         assert (sum(map(is_chained, server.bodies)) == 5) == (stores and usage == "none")
-
-
-async def test_an_engine_outlives_the_store_of_a_conversation(tmp_path: Path) -> None:
-    """After the store of its conversation was closed, an engine continues with the evidence in memory."""
-    server = MemoryServer()
-    async with open_memory_engine(server) as engine:
-        async with Conversation(engine, store=tmp_path / "a.db", id="ada") as conversation:
-            await conversation.send("Hello")
-        for streaming in (True, False):
-            turn, _ = await send(engine, Turn(), "Hello", streaming=streaming, model="other")
-            assert is_coherent(server, turn)
 
 
 async def test_a_list_is_no_proof_after_counts_of_another_kind_of_request() -> None:
@@ -240,29 +204,9 @@ def test_an_unknown_level_of_trust_is_rejected() -> None:
         connect("responses:http://127.0.0.1:9/v1#m", trust=unknown)
 
 
-class BrokenStore:
-    """A store that can be closed by a test."""
-
-    def __init__(self) -> None:
-        self.saved: dict[str, Mapping[str, Any]] = {}
-        self.writes = 0
-        self.is_closed = False
-
-    async def load_evidence(self, key: str) -> Mapping[str, Any] | None:
-        """Return the saved evidence."""
-        return self.saved.get(key)
-
-    async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-        """Save the evidence, or raise an error if the store is closed."""
-        if self.is_closed:
-            raise StoreError("the store is closed; open it again")
-        self.saved[key] = form
-        self.writes += 1
-
-
 async def test_evidence_is_saved_only_until_it_is_complete() -> None:
     """Evidence that decides nothing new is not stored: the number of writes does not grow with the conversation."""
-    store, server = BrokenStore(), MemoryServer()
+    store, server = EvidenceStore(), MemoryServer()
     async with open_memory_engine(server) as engine:
         await engine.attach_evidence(store)
         await send_messages(server, engine, 12)
@@ -273,7 +217,7 @@ async def test_evidence_is_saved_only_until_it_is_complete() -> None:
 
 async def test_a_dry_run_does_not_hide_stored_evidence() -> None:
     """A plan before the first request of a process reads nothing, and the request then uses what is stored."""
-    store, server = BrokenStore(), MemoryServer(lists=False)
+    store, server = EvidenceStore(), MemoryServer(lists=False)
     with serve_handler(server.handle) as url:
         settings: Any = {"max_retries": 0, "evidence_store": store}
         async with connect(f"responses:{url}#m", **settings) as engine:
@@ -287,7 +231,7 @@ async def test_a_dry_run_does_not_hide_stored_evidence() -> None:
 
 async def test_engine_continues_after_its_evidence_store_is_closed() -> None:
     """A closed store does not prevent an answer, and the next attached store replaces it."""
-    first, second = BrokenStore(), BrokenStore()
+    first, second = EvidenceStore(), EvidenceStore()
     async with open_memory_engine(MemoryServer()) as engine:
         await engine.attach_evidence(first)
         first.is_closed = True
@@ -301,7 +245,7 @@ async def test_engine_continues_after_its_evidence_store_is_closed() -> None:
 async def test_requests_for_other_models_while_evidence_is_saved() -> None:
     """An answer is not lost because a request for another model starts while its evidence is saved."""
 
-    class SlowStore(BrokenStore):
+    class SlowStore(EvidenceStore):
         async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
             engine.memory.check(engine.scope, "another", streaming=True)
             await super().save_evidence(key, form)

@@ -7,7 +7,7 @@ import pytest
 
 from for_each import for_each
 from kedge.chat import Chat
-from kedge.engines import Engine, Middleware
+from kedge.engines import Middleware
 from kedge.errors import InvalidSetting, InvalidTurn
 from kedge.middleware import (
     BaseMiddleware,
@@ -93,23 +93,6 @@ async def test_the_trace_lists_the_changes_of_each_middleware() -> None:
     change, pruned = (event.diff for event in stream.trace)
     assert len(change.modified) == len(change.moved) == 1
     assert len(pruned.removed) == 1
-
-
-async def test_a_class_or_a_function_may_be_a_middleware() -> None:
-    """A class and a function that take an engine and return one are both middleware."""
-
-    class Shout(BaseMiddleware):
-        name = "shout"
-
-        def leave(self, turn: Turn) -> Turn:
-            return turn.append(user("HEY"))
-
-    def plain(engine: Engine) -> Engine:
-        return Shout(engine)
-
-    for middleware in (Shout, plain):
-        stream, _ = await run_stack(ScriptedEngine([assistant("x")]), middleware)
-        assert stream.turn.blocks[-1].origin == "shout"
 
 
 async def test_a_dry_run_applies_the_middleware() -> None:

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from engines.fake_server import ScriptedServer, connect_to
+from engines.fake_server import connect_to, script
 from for_each import for_each
 from kedge.chat import Chat
 from kedge.compaction import (
@@ -25,7 +25,7 @@ from kedge.compaction import (
 )
 from kedge.conversation import Conversation
 from kedge.conversation.checkpoint import WITHHELD_BODY, RunRecorder
-from kedge.engines import ContentFilters, Engine, Events, Middleware, Request, find_filters
+from kedge.engines import ContentFilters, Engine, Middleware, find_filters
 from kedge.errors import Blocked, InvalidSetting, StreamCut
 from kedge.events import ReasoningDelta, RefusalDelta, TextDelta, ToolCallCompleted
 from kedge.events.run import ToolFinished, ToolStarted
@@ -335,7 +335,7 @@ async def test_a_redacted_item_does_not_leak_over_the_wire() -> None:
         {"type": "mcp_call", "id": "mcp", "output": "the code is 47#11"},
         {"type": "message", "role": "assistant", "content": "done", "id": "m"},
     ]
-    server = ScriptedServer(output, output)
+    server = script(output, output)
     async with connect_to(server.handle) as engine:
         stack = with_middleware(engine, guard(redact(PIN)))
         turn = await stack.run(Turn([user("hi")]))
@@ -346,24 +346,30 @@ async def test_a_redacted_item_does_not_leak_over_the_wire() -> None:
 
 
 @for_each(
-    "number",
+    ("text", "expected"),
     [
-        *("4000123412341234", "4000 1234 1234 1234", "4000-1234-1234-1234", "4222222222222"),
-        *("4000\u00a01234\u00a01234\u00a01234", "3782 822463 10005", "378282246310005"),
-        *("3056-930902-5904", "6304 0000 0000 0000 000"),
+        *(
+            (number, "X")
+            for number in ("4000123412341234", "4000 1234 1234 1234", "378282246310005")
+        ),
+        *(
+            (number, "X")
+            for number in ("4000-1234-1234-1234", "3782 822463 10005", "4222222222222")
+        ),
+        *(
+            (number, "X")
+            for number in ("4000\u00a01234\u00a01234\u00a01234", "6304 0000 0000 0000 000")
+        ),
+        ("3056-930902-5904", "X"),
+        *((text, text) for text in ("2026-11-18 04:10", "call 555-123-4567", "12345 67890")),
+        *((text, text) for text in ("1" * 20, "v1.2.3")),
     ],
 )
-def test_card_numbers_are_found_in_their_usual_formats(number: str) -> None:
-    """The pattern of the library finds card numbers together and in groups, and nothing around them."""
+def test_card_numbers_are_found_in_their_usual_formats(text: str, expected: str) -> None:
+    """They are found together and in groups, and nothing around them; other numbers are left as they are."""
     rule = redact(CARD_NUMBER, "X")
-    assert rule.edit(f"My card is {number}.") == "My card is X."
-    assert rule.edit(f"({number}), then 12 items") == "(X), then 12 items"
-
-
-@for_each("text", ["2026-11-18 04:10", "call 555-123-4567", "12345 67890", "1" * 20, "v1.2.3"])
-def test_shorter_and_longer_numbers_are_no_card_numbers(text: str) -> None:
-    """Dates, telephone numbers and very long numbers are left as they are."""
-    assert redact(CARD_NUMBER).edit(text) == text
+    assert rule.edit(f"My card is {text}.") == f"My card is {expected}."
+    assert rule.edit(f"({text}), then 12 items") == f"({expected}), then 12 items"
 
 
 SECRET = "sk-4711"
@@ -493,21 +499,6 @@ async def test_a_result_can_be_blocked(order: tuple[str, ...]) -> None:
     with pytest.raises(Blocked, match="keys"):
         await run_stack(engine, *(middleware[name] for name in order))
     assert len(engine.turns) == 1
-
-
-async def test_redactions_by_filters_are_traced() -> None:
-    """Redactions outside the guard's own position are traced under its name."""
-
-    class Noting(BaseMiddleware):
-        name = "noting"
-
-        def events(self, turn: Turn, request: Request) -> Events:
-            return self.inner.events(turn.append(user(f"It is {SECRET}")), request)
-
-    engine = ScriptedEngine([assistant("done")])
-    run, _ = await run_stack(engine, guard(redact(PATTERN)), Noting)
-    assert [(event.by, event.phase) for event in run.trace] == [("noting", "in"), ("guard", "in")]
-    assert_clean(*engine.turns)
 
 
 async def test_a_middleware_that_calls_run_is_guarded() -> None:

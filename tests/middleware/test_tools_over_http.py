@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from engines.fake_server import ScriptedServer, connect_to
+from engines.fake_server import RecordingServer, connect_to, script
 from engines.runs import check_law
 from kedge.engines import Engine
 from kedge.events.run import ToolFinished
@@ -57,12 +57,12 @@ async def quick() -> str:
 @asynccontextmanager
 async def serve_script(
     *outputs: list[dict[str, Any]],
-) -> AsyncIterator[tuple[ScriptedServer, Engine]]:
+) -> AsyncIterator[tuple[RecordingServer, Engine]]:
     """Yield a server with these answers, and an engine for it."""
-    script = ScriptedServer(*outputs)
+    server = script(*outputs)
     with anyio.fail_after(300):
-        async with connect_to(script.handle) as engine:
-            yield script, engine
+        async with connect_to(server.handle) as engine:
+            yield server, engine
 
 
 def tool_results(turn: Turn) -> list[ToolResultBlock]:
@@ -93,13 +93,13 @@ async def test_a_custom_tool_takes_free_text(strict: tuple[TestServer, Engine]) 
 async def test_two_calls_with_one_id_are_distinguished() -> None:
     """Each call gets its own result, and the next request is not chained to the ambiguous response."""
     twice = make_call_items(("c1", "add", '{"a": 1, "b": 1}'), ("c1", "add", '{"a": 2, "b": 1}'))
-    async with serve_script(twice, FINAL_OUTPUT) as (script, engine):
+    async with serve_script(twice, FINAL_OUTPUT) as (server, engine):
         turn = await with_middleware(engine, tools(add)).run(Turn([user("go")]))
     results = tool_results(turn)
     assert [result.text for result in results] == ["2", "3"]
     assert len({result.call_id for result in results}) == 2
     assert find_problems(turn) == ()
-    second = script.bodies[1]
+    second = server.bodies[1]
     assert "previous_response_id" not in second
     calls, answers = (
         [item["call_id"] for item in second["input"] if item["type"] == kind]
@@ -125,7 +125,7 @@ async def test_a_cancelled_run_preserves_finished_results() -> None:
                 if isinstance(event, ToolFinished):
                     received.set()
 
-    async with serve_script(TWO_CALLS, FINAL_OUTPUT, FINAL_OUTPUT) as (script, engine):
+    async with serve_script(TWO_CALLS, FINAL_OUTPUT, FINAL_OUTPUT) as (server, engine):
         stack = with_middleware(engine, repair(), tools(slow, quick))
         stream = stack.stream(Turn([user("go")]))
         task = asyncio.create_task(watch())
@@ -136,7 +136,7 @@ async def test_a_cancelled_run_preserves_finished_results() -> None:
             await task
         assert [result.text for result in tool_results(stream.reached)] == ["quick"]
         turn = await stack.run(stream.reached.append(user("go on")))
-    outputs = [i for i in script.bodies[1]["input"] if i["type"] == "function_call_output"]
+    outputs = [i for i in server.bodies[1]["input"] if i["type"] == "function_call_output"]
     assert sorted(item["call_id"] for item in outputs) == ["c1", "c2"]
     assert find_problems(turn) == ()
 
