@@ -96,7 +96,7 @@ def test_every_event_of_a_call_has_its_call_id() -> None:
 
 def test_log_records_of_a_call_have_the_call_id(caplog: pytest.LogCaptureFixture) -> None:
     """Every log record of a call has its ``call_id`` in the message and in a field."""
-    caplog.set_level(logging.DEBUG, "kedge.events.tool_calls")
+    caplog.set_level(logging.DEBUG, "kedge.events.items")
     decode_events(item_added("fc_1", "call_1"), item_done("fc_1", "call_1"), response_completed())
     assert len(caplog.messages) >= 3
     assert all("call_1" in message for message in caplog.messages)
@@ -129,7 +129,7 @@ def test_missing_call_id_falls_back_to_the_item_id(
 
 def test_summary_of_a_cut_stream_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The summary of a cut stream lists the open calls, and is logged once."""
-    caplog.set_level(logging.INFO, "kedge.events.tool_calls")
+    caplog.set_level(logging.INFO, "kedge.events.items")
     decoder = ResponsesDecoder()
     decode(encode_sse(read_messages("parallel_calls")[:8]), decoder=decoder)
     assert decoder.calls.summary().open == ("call_alpha", "call_beta")

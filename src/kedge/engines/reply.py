@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kedge.engines.base import Engine
     from kedge.engines.request_options import Request
 
-log = get_logger("kedge.engines.output")
+log = get_logger(__name__)
 
 ReplyStatus = Literal["completed", "running"]
 """The status of a reply; a call that failed has no reply."""

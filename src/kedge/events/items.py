@@ -35,7 +35,7 @@ from kedge.events.types import ToolArgumentsDelta
 from kedge.observe import get_logger
 from kedge.turns import new_id
 
-log = get_logger("kedge.events.tool_calls")
+log = get_logger(__name__)
 
 Role = Literal["start", "part", "end"]
 """What an event is for its item: its start, a part of its content, or its end."""

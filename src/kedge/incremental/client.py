@@ -73,7 +73,7 @@ def chain(
             or another library uses. It is changed in place. A client that is chained already gets these
             settings; its report and its index in memory are continued.
         store: Where responses are looked up: a SQLite file, the address of a store (`sqlite:///…` or
-            `postgresql://…`), or an open `kedge.Store`. All processes that use it chain on the responses
+            `postgresql://…`), or an open `kedge.store.Store`. All processes that use it chain on the responses
             of each other. By default responses are stored in this process only.
         index: An index, instead of `store`. Pass the same one to several clients to share it.
         retention: The seconds for which the server stores a response; None if it does not expire.
