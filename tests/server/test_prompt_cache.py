@@ -20,7 +20,7 @@ def cached(client: OpenAI, **members: Any) -> tuple[str, int]:
 
 
 def test_a_full_resend_shares_the_prefix_of_the_chain(client: OpenAI) -> None:
-    """A conversation sent in full has the same cached prefix as a chained one."""
+    """A conversation sent in full, also as a chat, has a cached prefix as a chained one has."""
     first = client.responses.create(model="practice", input=LONG)
     history: list[Any] = [
         {"role": "user", "content": LONG},
@@ -32,10 +32,13 @@ def test_a_full_resend_shares_the_prefix_of_the_chain(client: OpenAI) -> None:
     assert chained > 1900
     assert resent >= chained
     assert other >= chained
+    messages = [*history, {"role": "user", "content": "Next?"}]
+    usage: Any = client.chat.completions.create(model="practice", messages=messages).usage
+    assert usage.prompt_tokens_details.cached_tokens > 1900
 
 
 def test_a_change_before_the_prompt_misses(client: OpenAI) -> None:
-    """Other instructions, tools or cache keys cause a cache miss, because they precede the prompt."""
+    """Other instructions, tools or cache keys cause a miss; below 1,024 tokens nothing is cached."""
     tools: list[Any] = [
         {"type": "function", "name": name, "parameters": {}, "strict": False} for name in "ab"
     ]
@@ -46,6 +49,7 @@ def test_a_change_before_the_prompt_misses(client: OpenAI) -> None:
     assert cached(client, input=LONG, **{**settings, "tools": tools[::-1]})[1] == 0
     assert cached(client, input=LONG, **settings, prompt_cache_key="k")[1] == 0
     assert cached(client, input="x" + LONG, **settings)[1] == 0
+    assert [cached(client, input="word " * 900)[1] for _ in range(2)] == [0, 0]
 
 
 def test_prefixes_expire_without_use(client: OpenAI, server: TestServer) -> None:
@@ -59,29 +63,6 @@ def test_prefixes_expire_without_use(client: OpenAI, server: TestServer) -> None
     assert cached(client, input=LONG, prompt_cache_retention="24h")[1] == 0
     server.clock.advance(seconds=80_000)
     assert cached(client, input=LONG)[1] > 1900
-
-
-def test_short_prompts_are_not_cached(client: OpenAI) -> None:
-    """A prompt below 1,024 tokens is not cached, even if it is repeated."""
-    cached(client, input="word " * 900)
-    assert cached(client, input="word " * 900)[1] == 0
-
-
-def test_chat_completions_are_cached_as_well(client: OpenAI) -> None:
-    """Chat completions use the cache with the same rules."""
-    counts: list[int] = []
-    messages: list[Any] = [{"role": "user", "content": LONG}]
-    for text in ("one", "two"):
-        response = client.chat.completions.create(model="practice", messages=messages)
-        assert response.usage
-        assert response.usage.prompt_tokens_details
-        counts.append(response.usage.prompt_tokens_details.cached_tokens or 0)
-        messages += [
-            {"role": "assistant", "content": response.choices[0].message.content},
-            {"role": "user", "content": text},
-        ]
-    assert counts[0] == 0
-    assert counts[1] > 1900
 
 
 def test_prefixes_of_a_long_chain_are_renewed() -> None:
@@ -109,20 +90,15 @@ def test_prefixes_of_a_long_chain_are_renewed() -> None:
     assert cache.read([(digests[1], 2050)]) == 0
 
 
-def test_memory_is_bounded(monkeypatch: Any) -> None:
-    """Above the maximum number of entries, the least recently used prefixes are dropped."""
-    monkeypatch.setattr(prompt_cache, "MAX_ENTRIES", 2)
-    cache = PromptCache(lambda: 0.0)
-    for name in (b"a", b"b", b"c"):
-        cache.read([(name, 2048)])
-    assert cache.read([(b"a", 2048)]) == 0
-    assert cache.read([(b"c", 2048)]) == 2048
-
-
-def test_a_breakpoint_looks_back_a_limited_number_of_blocks() -> None:
-    """A cached prefix is found from a breakpoint at most 20 blocks later."""
+def test_the_cache_is_bounded(monkeypatch: Any) -> None:
+    """A prefix is found from a breakpoint at most 20 blocks later, and the least recently used ones are dropped."""
     digests = [bytes([number]) for number in range(60)]
     cache = PromptCache(lambda: 0.0)
     assert cache.read_breakpoints(digests, [Breakpoint(5, 3000, 300)], 1024) == (0, 3000)
     assert cache.read_breakpoints(digests, [Breakpoint(24, 5000, 300)], 1024) == (3000, 2000)
     assert cache.read_breakpoints(digests, [Breakpoint(50, 9000, 300)], 1024) == (0, 9000)
+    monkeypatch.setattr(prompt_cache, "MAX_ENTRIES", 2)
+    cache = PromptCache(lambda: 0.0)
+    for digest in digests[:3]:
+        cache.read([(digest, 2048)])
+    assert [cache.read([(digests[at], 2048)]) for at in (0, 2)] == [0, 2048]

@@ -65,15 +65,10 @@ class Row:
 
 def fill_placeholders(value: Any, values: dict[str, str]) -> Any:
     """Replace placeholders such as <id> by their values."""
-    if isinstance(value, str):
-        for name, one in values.items():
-            value = value.replace(f"<{name}>", one)
-        return value
-    if isinstance(value, list):
-        return [fill_placeholders(one, values) for one in value]
-    if isinstance(value, dict):
-        return {key: fill_placeholders(one, values) for key, one in value.items()}
-    return value
+    text = json.dumps(value)
+    for name, one in values.items():
+        text = text.replace(f"<{name}>", one)
+    return json.loads(text)
 
 
 def create_response(api: Api) -> dict[str, str]:
@@ -141,7 +136,6 @@ PATCH = {
     "status": "completed",
 }
 CHAINED = {"input": "?", "previous_response_id": "<id>"}
-OTHER_FUNCTION = {"type": "function", "name": "other"}
 NO_OUTPUT = "No tool output found for {} call <call_id>."
 NO_CALL = "No tool call found for {} call output with call_id {}."
 NOT_FOUND = "Previous response with id '{}' not found."
@@ -239,12 +233,7 @@ STATE_ROWS = [
         code="model_not_found",
     ),
     Row(
-        {"tool_choice": "required", "tools": []},
-        "Tool choice 'required' must be specified with 'tools' parameter.",
-        param="tool_choice",
-    ),
-    Row(
-        {"tool_choice": OTHER_FUNCTION, "tools": [FUNCTION_TOOL]},
+        {"tool_choice": {"type": "function", "name": "other"}, "tools": [FUNCTION_TOOL]},
         "Tool choice 'other' not found in 'tools' parameter.",
         param="tool_choice",
     ),
@@ -257,13 +246,6 @@ STATE_ROWS = [
     *(
         Row({"input": empty}, NO_INPUT, param=None, code="missing_required_parameter")
         for empty in ([], "")
-    ),
-    Row(
-        {"input": [USER, REASONING | {"status": "completed"}]},
-        "Unknown parameter: 'input[1].status'.",
-        create_reasoning,
-        "input[1].status",
-        "unknown_parameter",
     ),
 ]
 SHAPE_ROWS = [Row(send, message, param=param, code=code) for send, param, code, message in ROWS]
@@ -290,16 +272,6 @@ def test_server_returns_the_published_error(api: Api, row: Row) -> None:
         }
 
 
-def test_rejected_request_changes_nothing(api: Api) -> None:
-    """After rejected requests, the previous response can still be continued, also with empty input."""
-    first = api.create(input="My name is Ada.")
-    for row in SHAPE_ROWS[::10]:
-        assert api.post(make_body(row.send)).status_code == 400
-    second = api.create(input="What did I say first?", previous_response_id=first["id"])
-    assert "My name is Ada." in second["output"][0]["content"][0]["text"]
-    assert api.create(input=[], previous_response_id=first["id"])["status"] == "completed"
-
-
 CONVERSATION = {"conversation": "conv_x"}
 PREVIOUS = {"previous_response_id": "resp_x"}
 PROMPT = {"prompt": {"id": "pmpt_x"}}
@@ -318,15 +290,3 @@ def test_order_of_state_checks(api: Api, send: Body, message: str) -> None:
     """The schema is checked before the conversation, the prompt and the previous response, in this order."""
     error = api.post(make_body(send)).json()["error"]
     assert error["message"].startswith(message)
-
-
-def test_lone_surrogates_are_rejected(api: Api) -> None:
-    """Escaped lone surrogates are valid JSON, but they are rejected with a readable error."""
-    for raw, param in [
-        (b'{"model": "practice", "input": "\\ud800"}', "input"),
-        (b'{"model": "practice", "input": "x", "\\ud800": 1}', "\\ud800"),
-    ]:
-        kind = {"content-type": "application/json"}
-        answer = api.http.post("/v1/responses", content=raw, headers=kind)
-        assert answer.status_code == 400, answer.text
-        assert json.loads(answer.content)["error"]["param"] == param

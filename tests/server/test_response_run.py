@@ -4,8 +4,6 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -49,42 +47,33 @@ async def test_fifty_concurrent_streams() -> None:
         assert server.running == 0
 
 
-@contextmanager
-def abandon_request(server: TestServer, **body: Any) -> Generator[None]:
-    """Request a response, disconnect while it is generated, and then run the block."""
+def abandon_request(server: TestServer, **body: Any) -> None:
+    """Request a response, and disconnect while it is generated."""
     raw = json.dumps({"model": "m", "input": "wait", **body}).encode()
     head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n"
     with socket.create_connection(server.address) as connection:
         connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + raw)
         wait_until(lambda: server.running == 1)
-    yield
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_disconnect_cancels_the_response(stream: bool, connect: Connect) -> None:
-    """The model is cancelled, and the response is stored as cancelled and cannot be continued."""
+    """The response is stored as cancelled, cannot be continued, and adds nothing to its conversation."""
     model = GatedModel()
-    with serve(model=model) as server, abandon_request(server, stream=stream):
+    with serve(model=model) as server:
+        client = connect(server)
+        conversation = client.conversations.create().id
+        abandon_request(server, stream=stream, conversation=conversation)
         wait_until(lambda: model.cancelled)
         wait_until(lambda: server.running == 0)
-        client = connect(server)
-        id_ = server.requests[0].response_id
+        assert client.conversations.items.list(conversation).data == []
+        assert ask(client, "y", conversation=conversation)
+        id_ = server.requests[1].response_id
         assert id_ is not None
         response = client.responses.retrieve(id_)
         assert (response.status, response.output) == ("cancelled", [])
         with rejects("previous_response_not_completed", "is cancelled"):
             ask(client, "x", id_)
-
-
-def test_an_abandoned_conversation_is_unlocked_and_unchanged(connect: Connect) -> None:
-    """A response that was not completed adds nothing to its conversation."""
-    with serve(model=GatedModel()) as server:
-        client = connect(server)
-        conversation = client.conversations.create()
-        with abandon_request(server, conversation=conversation.id, stream=True):
-            wait_until(lambda: server.running == 0)
-            assert client.conversations.items.list(conversation.id).data == []
-            assert ask(client, "y", conversation=conversation.id)
 
 
 def test_an_answer_that_takes_too_long_is_failed(connect: Connect) -> None:

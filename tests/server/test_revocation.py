@@ -93,22 +93,17 @@ async def test_a_websocket_is_closed(accepts: bool) -> None:
     assert sent[-1]["code"] == 1008
 
 
-async def test_a_response_of_known_length_is_not_completed() -> None:
-    """An incomplete body of known length has no end; its connection is closed by the server."""
+@pytest.mark.parametrize(("is_finished", "messages"), [(False, 1), (True, 2)])
+async def test_a_response_of_known_length_is_not_completed(
+    is_finished: bool, messages: int
+) -> None:
+    """An incomplete body gets no end, because the server closes its connection; a finished one is not changed."""
 
     async def app(_: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-length", b"10")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if is_finished:
+            await send({"type": "http.response.body", "body": b"0123456789"})
         await receive()
 
-    assert len(await run(app, Registry(False))) == 1
-
-
-async def test_a_finished_response_is_not_changed() -> None:
-    """A token that is revoked after the response ends nothing."""
-
-    async def app(_: Scope, receive: Receive, send: Send) -> None:
-        await JSONResponse({})({"type": "http"}, receive, send)
-        await receive()
-
-    assert len(await run(app, Registry(False))) == 2
+    assert len(await run(app, Registry(False))) == messages

@@ -8,6 +8,7 @@ from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
 from anthropic_sdk import make_anthropic
+from for_each import for_each
 from kedge.testing import TestServer
 
 QUESTION = "Call Lookup with city=Paris and Lookup with city=Rome"
@@ -36,12 +37,6 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 """How programs turn an object of the SDK into input."""
 
 
-@pytest.fixture(params=FORMS)
-def convert(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
-    """Return a function that turns an object of the SDK into input."""
-    return FORMS[request.param]
-
-
 def complete_chats(client: OpenAI, **options: Any) -> Iterator[Any]:
     """Yield the message of each helper for chat completions."""
     yield client.chat.completions.create(model="practice", **options).choices[0].message
@@ -59,6 +54,7 @@ def create_responses(client: OpenAI, **options: Any) -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the SDK's own type
+@for_each("convert", FORMS.values())
 def test_messages_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:
     """A message of each chat helper, also with a parsed answer, is accepted as a message of the history."""
     question: Any = {"role": "user", "content": "Hello"}
@@ -71,6 +67,7 @@ def test_messages_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) ->
         client.chat.completions.create(model="practice", messages=history)
 
 
+@for_each("convert", FORMS.values())
 def test_tool_calls_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:
     """A message with calls of each chat helper, with indexes and parsed arguments, is accepted."""
     question: Any = {"role": "user", "content": QUESTION}
@@ -105,6 +102,7 @@ def test_deltas_are_accepted(client: OpenAI) -> None:
     )
 
 
+@for_each("convert", FORMS.values())
 def test_output_items_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:
     """The output of each helper for responses, also with a parsed answer, is accepted as input."""
     typed = client.responses.parse(model="practice", input="Hello", text_format=Answer)
@@ -114,6 +112,7 @@ def test_output_items_are_accepted(client: OpenAI, convert: Callable[[Any], Any]
         client.responses.create(model="practice", input=[*items, {"role": "user", "content": "x"}])
 
 
+@for_each("convert", FORMS.values())
 def test_function_calls_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:
     """Function calls of each helper, with their parsed arguments, are accepted as input."""
     tool: Any = {
@@ -134,6 +133,7 @@ def test_function_calls_are_accepted(client: OpenAI, convert: Callable[[Any], An
         assert "sunny" in reply.output_text
 
 
+@for_each("convert", FORMS.values())
 def test_conversation_items_are_accepted(client: OpenAI, convert: Callable[[Any], Any]) -> None:
     """The items of a conversation, also the message of a user with a file, are accepted in another one."""
     conversation = client.conversations.create()
@@ -152,6 +152,7 @@ def test_conversation_items_are_accepted(client: OpenAI, convert: Callable[[Any]
     assert [convert(item) for item in client.conversations.items.list(copied.id)] != []
 
 
+@for_each("convert", FORMS.values())
 def test_anthropic_blocks_are_accepted(server: TestServer, convert: Callable[[Any], Any]) -> None:
     """The blocks of each helper of the anthropic package are accepted as content of the history."""
     question: Any = {"role": "user", "content": "Think: call Lookup with city=Paris"}

@@ -31,63 +31,36 @@ class FakeSocket:
             return await self._begun.get()
 
 
-async def test_frames_that_are_put_at_once_are_sent_together() -> None:
-    """All frames put before a wait are sent in one write."""
-    socket = FakeSocket()
-    async with BufferedSender(socket.send) as outbox:
-        await outbox.put([b"a"])
-        await outbox.put([b"b"])
-        assert await socket.wait_for_send() == b"ab"
-        await outbox.put([b"c"])
-        assert await socket.wait_for_send() == b"c"
-        await outbox.put([b"d"])
-        await outbox.put([b"e"])
-    assert socket.bodies == [b"ab", b"c", b"de"]
-
-
-async def test_a_slow_socket_slows_the_writer_down() -> None:
-    """Above the limit, ``put`` returns only after the socket has accepted the pending frames."""
+async def test_a_slow_socket_slows_the_writer_down_and_loses_nothing() -> None:
+    """Above the limit, ``put`` waits for the socket; later frames are sent together, also after the block's end."""
     socket = FakeSocket()
     socket.open.clear()
     order: list[str] = []
-    started = asyncio.Event()
-
-    async def put_too_much() -> None:
-        started.set()
-        await outbox.put([b"y" * MAX_PENDING_BYTES + b"z"])
-        order.append("returned")
-
-    async with BufferedSender(socket.send) as outbox:
-        await outbox.put([b"x"])
-        assert await socket.wait_for_send() == b"x"
-        task = asyncio.create_task(put_too_much())
-        await started.wait()
-        order.append("opened")
-        socket.open.set()
-        await task
-    assert order == ["opened", "returned"]
-    assert b"".join(socket.bodies) == b"x" + b"y" * MAX_PENDING_BYTES + b"z"
-
-
-async def test_nothing_is_lost_when_the_block_ends_during_a_send() -> None:
-    """Leaving the block waits for the current send and then sends the rest."""
-    socket = FakeSocket()
-    socket.open.clear()
-    leaving = asyncio.Event()
+    sent, leaving = asyncio.Event(), asyncio.Event()
+    large = b"y" * MAX_PENDING_BYTES + b"z"
 
     async def write() -> None:
         async with BufferedSender(socket.send) as outbox:
+            await outbox.put([b"x"])
+            assert await socket.wait_for_send() == b"x"
+            sent.set()
+            await outbox.put([large])
+            order.append("returned")
+            socket.open.clear()
             await outbox.put([b"a"])
-            assert await socket.wait_for_send() == b"a"
             await outbox.put([b"b"])
             leaving.set()
 
     writing = asyncio.create_task(write())
+    await sent.wait()
+    order.append("opened")
+    socket.open.set()
     await leaving.wait()
     assert not writing.done()
     socket.open.set()
     await writing
-    assert b"".join(socket.bodies) == b"ab"
+    assert order == ["opened", "returned"]
+    assert socket.bodies == [b"x", large, b"ab"]
 
 
 async def test_an_error_of_the_socket_is_raised_at_the_end() -> None:
@@ -107,38 +80,21 @@ async def test_an_error_of_the_socket_is_raised_at_the_end() -> None:
         await write()
 
 
-async def test_the_start_is_sent_at_once_without_grace() -> None:
-    """Without a grace period, the start of the response is sent before any frame."""
-    socket = FakeSocket()
-    async with BufferedSender(socket.send, STREAM_START):
-        assert await socket.wait_for_send() == b"start"
-        assert socket.types == ["http.response.start"]
-
-
-async def test_frames_wait_for_the_release_with_grace() -> None:
-    """With a grace period, the start and the frames are sent in order after the release."""
+async def test_a_grace_period_ends_with_a_release_or_by_itself() -> None:
+    """The start is sent at its end, before the frames; a block that ends before without a release sends nothing."""
     socket = FakeSocket()
     async with BufferedSender(socket.send, STREAM_START, grace=60) as outbox:
         await outbox.put([b"a"])
         await asyncio.sleep(0)
-        assert socket.types == []
+    assert not outbox.is_released
+    assert socket.types == []
+    async with BufferedSender(socket.send, STREAM_START, grace=60) as outbox:
+        await outbox.put([b"a"])
         outbox.release()
         assert await socket.wait_for_send() == b"start"
     assert socket.types == ["http.response.start", "http.response.body"]
-
-
-async def test_nothing_is_sent_without_a_release() -> None:
-    """A block that ends within the grace period without a release has sent nothing."""
-    socket = FakeSocket()
-    async with BufferedSender(socket.send, STREAM_START, grace=60) as outbox:
-        await outbox.put([b"a"])
-    assert not outbox.is_released
-    assert socket.types == []
-
-
-async def test_the_grace_period_ends() -> None:
-    """After the grace period, the start is sent without a release."""
-    socket = FakeSocket()
-    async with BufferedSender(socket.send, STREAM_START, grace=0.001) as outbox:
-        assert await socket.wait_for_send() == b"start"
-        assert outbox.is_released
+    for grace in (0.0, 0.001):
+        socket = FakeSocket()
+        async with BufferedSender(socket.send, STREAM_START, grace=grace) as outbox:
+            assert await socket.wait_for_send() == b"start"
+            assert outbox.is_released

@@ -13,7 +13,7 @@ from for_each import for_each
 from kedge.backends import open_model
 from kedge.errors import InvalidSetting
 from kedge.testing import TestServer, serve
-from server.waiting import TIMEOUT
+from server.conftest import open_client
 from server.websocket_client import connect_client
 
 HEADER = "x-kedge-ignored-parameters"
@@ -55,19 +55,14 @@ CHAT_REQUEST: dict[str, Any] = {
     "model": "m",
     "messages": [USER, CALL_MESSAGE, {"role": "tool", "tool_call_id": "call_1", "content": "done"}],
 }
+ANSWER = {"role": "assistant", "content": [{"type": "thinking", "thinking": []}, TEXT]}
+VIDEO = {"type": "video_url", "video_url": {"url": "https://a.example/v"}}
 OTHER_CHAT = {
     "model": "m",
     "messages": [
         {**USER, "name": None},
-        {
-            "role": "assistant",
-            "content": [{"type": "thinking", "thinking": []}, TEXT],
-            "tool_calls": [],
-        },
-        {
-            "role": "user",
-            "content": [{"type": "video_url", "video_url": {"url": "https://a.example/v"}}],
-        },
+        {**ANSWER, "tool_calls": []},
+        {"role": "user", "content": [VIDEO]},
     ],
     "tools": [
         {"function": {"name": "f", "parameters": {"type": "object"}}},
@@ -83,7 +78,6 @@ DEEPSEEK_ITEMS = [
     {"type": "message", "role": "assistant", "content": "Hi", "id": "rs-a"},
     USER,
 ]
-VERSION = {"anthropic-version": "2023-06-01"}
 HELLO = {"model": "m", "input": "Hello", "client_metadata": {}}
 REQUESTS: list[tuple[str, dict[str, Any], set[str]]] = [
     (
@@ -114,7 +108,6 @@ REQUESTS: list[tuple[str, dict[str, Any], set[str]]] = [
     ),
     ("/v1/responses", {"model": "m", "input": DEEPSEEK_ITEMS}, {"input[].id"}),
     ("/v1/responses/compact", HELLO, {"client_metadata"}),
-    ("/v1/responses/input_tokens", HELLO, {"client_metadata"}),
     ("/v1/conversations", {"client_metadata": {}}, {"client_metadata"}),
 ]
 """Requests of Codex, Claude Code, LiteLLM, clients of several providers, and DeepSeek, with what is ignored."""
@@ -126,17 +119,9 @@ def server() -> Iterator[TestServer]:
         yield running
 
 
-HTTP = httpx2.Client(verify=False, timeout=TIMEOUT)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def closed() -> Iterator[None]:
-    yield
-    HTTP.close()
-
-
-def post(server: TestServer, path: str, body: Any) -> Any:
-    return HTTP.post(f"{server.url}{path}", json=body, headers=VERSION)
+def post(server: TestServer, path: str, body: Any) -> httpx2.Response:
+    with open_client(server, **{"anthropic-version": "2023-06-01"}) as http:
+        return http.post(path, json=body)
 
 
 @for_each(("path", "body", "ignored"), REQUESTS)
@@ -153,29 +138,23 @@ def test_unknown_parameters_are_ignored_and_listed(
     assert HEADER not in rejected.headers
 
 
-def test_stream_lists_ignored_parameters(client: OpenAI) -> None:
-    """The ignored parameters of a stream are listed in its headers."""
-    more: Any = {"extra_body": {"client_metadata": {"a": "b"}}}
-    raw = client.responses.with_raw_response.create(model="m", input="Hello", stream=True, **more)
+async def test_ignored_members_are_listed_logged_once_and_not_stored(
+    server: TestServer, client: OpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Streams list them in a header, and WebSockets ignore them too, because Codex uses one."""
+    caplog.set_level(logging.WARNING, "kedge.server")
+    raw = client.responses.with_raw_response.create(
+        model="m", input="Hello", stream=True, extra_body={"client_metadata": {"a": "b"}}
+    )
     assert raw.headers[HEADER] == "client_metadata"
     assert list(raw.parse())[-1].type == "response.completed"
-
-
-def test_ignored_members_are_not_stored(server: TestServer, client: OpenAI) -> None:
-    """Ignored members are removed from the stored items and tools."""
     response = post(server, "/v1/responses", CODEX_REQUEST).json()
     items = client.responses.input_items.list(response["id"]).data
     assert "passthrough" not in str([item.model_dump() for item in items])
     assert response["tools"] == [{"type": "web_search"}]
-
-
-def test_each_parameter_is_logged_once(
-    server: TestServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A parameter that an agent sends with every request is logged once."""
-    caplog.set_level(logging.WARNING, "kedge.server")
-    for _ in range(3):
-        post(server, "/v1/responses", CODEX_REQUEST)
+    async with connect_client(server) as socket:
+        await socket.send(type="response.create", **CODEX_REQUEST)
+        assert (await socket.read_response())[-1]["type"] == "response.completed"
     lines = [record.message for record in caplog.records if "client_metadata" in record.message]
     assert len(lines) == 1
     assert "--unknown-parameters" in lines[0]
@@ -231,21 +210,9 @@ def test_unknown_parameters_are_ignored_for_a_backend() -> None:
 
         assert status() == 200
         assert status(unknown_parameters="reject") == 400
+        with pytest.raises(InvalidSetting, match="ignore or reject, not 'bogus'"):
+            status(unknown_parameters="bogus")
     assert "client_metadata" not in str(upstream.requests[-1].body)
-
-
-async def test_websocket_ignores_unknown_parameters(server: TestServer) -> None:
-    """Unknown parameters are ignored on a WebSocket too, because Codex uses one."""
-    async with connect_client(server) as socket:
-        await socket.send(type="response.create", **CODEX_REQUEST)
-        last = (await socket.read_response())[-1]
-    assert last["type"] == "response.completed"
-
-
-def test_an_unknown_policy_is_rejected() -> None:
-    """An invalid value of the setting is an error."""
-    with pytest.raises(InvalidSetting, match="ignore or reject, not 'bogus'"):
-        serve(unknown_parameters="bogus").__enter__()
 
 
 @pytest.mark.parametrize("unknown_parameters", ["ignore", "reject"])

@@ -54,49 +54,30 @@ MOVED = (
 TABLES = {
     ("missing_required_parameter", "Missing required parameter: '{path}'."): """
         "input": ...                                                         | input
-        "input": ..., "previous_response_id": "resp_1"                       | input
         "model": ...                                                         | model
         "input": [{"role": "user"}]                                          | input[0].content
         "input": [{"role": "user", "content": [{"type": "input_text"}]}]     | input[0].content[0].text
-        "input": [{"type": "reasoning", "id": "rs_1"}]                       | input[0].summary
         "input": [{"type": "function_call_output", "output": "x"}]           | input[0].call_id
         "tools": [{}]                                                        | tools[0].type
         "tools": [{"type": "function"}]                                      | tools[0].name
-        "tools": [{"type": "function", "function": {"name": "f"}}]           | tools[0].name
-        "tool_choice": {"type": "function"}                                  | tool_choice.name
-        "tool_choice": {"type": "function", "function": {}}                  | tool_choice.name
-        "text": {"format": {"type": "json_schema"}}                          | text.format.name
         "text": {"format": {"type": "json_schema", "name": "x"}}             | text.format.schema
         "conversation": {}                                                   | conversation.id
-        "prompt": {}                                                         | prompt.id
     """,
     ("unknown_parameter", "Unknown parameter: '{path}'."): """
         "n": 1                                                               | n
-        "seed": 1                                                            | seed
-        "generate": true                                                     | generate
-        "logprobs": 1                                                        | logprobs
         "max_tokens": 1                                                      | max_tokens
-        "st": 1                                                              | st
         "inpu": 1                                                            | inpu
-        "modell": 1                                                          | modell
         "input": [{"role": "user", "content": "", "bogus": 1}]               | input[0].bogus
-        "input": [{<assistant>, "zzz": 1}]                                   | input[0].zzz
         "input": [{"role": "user", "content": "x", "phase": "final_answer"}] | input[0].phase
         "input": [{"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed"}]
                                                                              | input[0].status
         "reasoning": {"bogus": 1}                                            | reasoning.bogus
         "stream_options": {"include_usage": true}                            | stream_options.include_usage
-        "prompt_cache_options": {"bogus": 1}                                 | prompt_cache_options.bogus
-        "text": {"zzz": 1}                                                   | text.zzz
     """,
     ("unknown_parameter", "Unknown parameter: '{path}'. Did you mean {0}?"): """
         "stop": 1   | stop   | 'store'
-        "sto": 1    | sto    | 'store'
         "stre": 1   | stre   | 'store' or 'stream'
         "strem": 1  | strem  | 'stream' or 'store'
-        "tool": 1   | tool   | 'tools'
-        "usr": 1    | usr    | 'user'
-        "inclde": 1 | inclde | 'include'
     """,
     ("unsupported_parameter", MOVED): """
         "input": ..., "messages": [] |
@@ -112,30 +93,21 @@ TABLES = {
         "input": [null]                               | input[0]             | an input item | null
         "input": [{"role": "user", "content": null}]  | input[0].content | one of an array of objects or string | null
         "stream": "x"                                 | stream               | a boolean | a string
-        "stream": 1                                   | stream               | a boolean | an integer
         "reasoning": "x"                              | reasoning            | an object | a string
         "temperature": "x"                            | temperature          | a decimal | a string
         "temperature": true                           | temperature          | a decimal | a boolean
-        "max_output_tokens": "x"                      | max_output_tokens    | an integer | a string
-        "max_output_tokens": true                     | max_output_tokens    | an integer | a boolean
         "max_output_tokens": 1000.0                   | max_output_tokens    | an integer | a decimal number
         "metadata": "x"                               | metadata             | a metadata object | a string
         "metadata": {"a": 1}                          | metadata.a           | a string | an integer
         "tools": "x"                                  | tools                | an array of tools | a string
-        "tools": ["x"]                                | tools[0]             | a tool | a string
-        "context_management": "x"                     | context_management   | an array of objects | a string
         "tool_choice": 7       | tool_choice | one of an object or 'none', 'auto', or 'required' | an integer
-        "truncation": {}       | truncation | one of 'auto' or 'disabled' | an object
-        "service_tier": {}     | service_tier | one of 'auto', 'default', 'fast', 'flex', or 'priority' | an object
         "include": "x"         | include | an array of one of <cut includes> | a string
         "conversation": [1]    | conversation | one of a string or object | an array
     """,
     ("invalid_value", "Invalid value: '{0}'. Supported values are: {1}."): """
         "input": [{"type": "bogus_item"}]                | input[0] | bogus_item | <items>
-        "input": [{"type": 7, "role": "user"}]           | input[0] | | <items>
         "input": [{"role": "bogus", "content": "x"}]     | input[0] | bogus | <roles>
         "input": [{}]                                    | input[0] | | <roles>
-        "input": [{"type": "message", "content": "x"}]   | input[0] | | <roles>
         "input": [{"role": "user", "content": [{"type": "output_text", "text": "x"}]}] | input[0].content[0]
             | output_text | 'input_text', 'input_image', 'input_file', 'scoped_content', and 'input_audio'
         "input": [{"role": "assistant", "content": [{"type": "input_text", "text": "x"}]}] | input[0].content[0]
@@ -144,16 +116,10 @@ TABLES = {
             | input[0].content[0].type | bogus | <parts>
         "input": [{<assistant>, "phase": "bogus"}]       | input[0].phase | bogus | 'commentary' and 'final_answer'
         "tool_choice": "bogus"                           | tool_choice | bogus | 'none', 'auto', and 'required'
-        "truncation": "bogus"                            | truncation | bogus | 'auto' and 'disabled'
         "include": ["bogus.thing"]                       | include[0] | bogus.thing | <includes>
         "reasoning": {"effort": "bogus"}
             | reasoning.effort | bogus | 'none', 'minimal', 'low', 'medium', 'high', 'xhigh', and 'max'
-        "reasoning": {"summary": "bogus"}                | reasoning.summary | bogus | 'concise', 'detailed', and 'auto'
         "text": {"format": {"type": "bogus"}} | text.format.type | bogus | 'json_object', 'text', and 'json_schema'
-        "text": {"verbosity": "bogus"}                   | text.verbosity | bogus | 'low', 'medium', and 'high'
-        "service_tier": "bogus"
-            | service_tier | bogus | 'auto', 'default', 'fast', 'flex', and 'priority'
-        "prompt_cache_retention": "x"                    | prompt_cache_retention | x | 'in_memory' and '24h'
     """,
     ("invalid_value", "Invalid '{path}': '{0}'. Expected an ID that {1}."): """
         "previous_response_id": "@results.ress" | previous_response_id | @results.ress
@@ -243,16 +209,6 @@ def make_body(fragment: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value != "absent"}
 
 
-IN_ORDER = {
-    "zzz": 1, "moderation": "x", "include": "x", "tools": "x", "metadata": "x", "text": "x",
-    "temperature": "x", "top_p": "x", "presence_penalty": "x", "parallel_tool_calls": "x",
-    "stream": "x", "stream_options": "x", "background": "x", "max_output_tokens": "x",
-    "max_tool_calls": "x", "reasoning": "x", "user": 7, "safety_identifier": 7,
-    "prompt_cache_options": "x", "prompt_cache_key": 7, "prompt_cache_retention": "x",
-    "truncation": "x", "instructions": 7, "store": "x", "service_tier": "x", "top_logprobs": "x",
-    "context_management": "x",
-}  # fmt: skip
-"""Wrong values in the order in which they are reported."""
 ORDER = [
     ("model", {"model": "absent", "input": "absent", "zzz": 1}),
     ("input", {"input": "absent", "zzz": 1, "truncation": "bogus"}),
@@ -260,7 +216,6 @@ ORDER = [
     ("input", {"input": 7, "truncation": "bogus"}),
     ("input", {"input": 7, "previous_response_id": "@"}),
     ("input[0]", {"input": [{}], "truncation": "bogus"}),
-    *((name, dict(list(IN_ORDER.items())[at:])) for at, name in enumerate(IN_ORDER)),
 ]
 
 
@@ -298,9 +253,12 @@ ACCEPTED: list[dict[str, Any]] = [
 
 
 def test_valid_request_is_accepted() -> None:
-    """Requests that the API accepts are accepted, including null where it is allowed."""
+    """Requests that the API accepts are accepted, and empty input in a context."""
     for fragment in ACCEPTED:
         requests.check_create(make_body(fragment))
+    for empty in ([], ""):
+        requests.check_not_empty({"input": empty, "previous_response_id": "resp_1"})
+        requests.check_not_empty({"input": empty, "conversation": "conv_1"})
 
 
 def test_last_duplicate_key_wins() -> None:
@@ -350,13 +308,6 @@ def test_null_is_no_conversation_and_no_previous_response(http: httpx2.Client) -
         assert "not found" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("empty", [[], ""])
-def test_empty_input_is_accepted_in_a_context(empty: object) -> None:
-    """Empty input is accepted after a previous response and in a conversation."""
-    requests.check_not_empty({"input": empty, "previous_response_id": "resp_1"})
-    requests.check_not_empty({"input": empty, "conversation": "conv_1"})
-
-
 OTHER_CHECKS = [
     (requests.check_input_tokens, {}, {"modle": 1}, "modle"),
     (requests.check_input_tokens, {"input": "x", "model": "m"}, {"input": 7}, "input"),
@@ -368,6 +319,7 @@ OTHER_CHECKS = [
     (requests.check_conversation_update, {"metadata": {"a": "b"}}, {}, "metadata"),
     (requests.check_conversation_items, {"items": [USER]}, {"items": [{}]}, "items[0]"),
     (requests.check_conversation_items, {"items": []}, {}, "items"),
+    (requests.check_conversation_items, {"items": [USER] * 20}, {"items": [USER] * 21}, "items"),
 ]
 
 

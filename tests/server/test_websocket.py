@@ -60,26 +60,8 @@ async def recall(client: WebSocketClient, previous: str, **body: Any) -> str:
 NOT_FOUND = "previous_response_not_found"
 
 
-async def test_official_client(server: TestServer) -> None:
-    """The official client gets typed events, chains unstored responses and gets typed errors."""
-    client = AsyncOpenAI(base_url=server.base_url, api_key="any")
-    async with client, client.responses.connect() as connection:
-        ask = connection.response.create
-        await ask(model="m", input="I am Ada.", store=False)
-        first = (await read_completed(connection)).id
-        prompt = "What did I say first?"
-        await ask(model="m", input=prompt, store=False, previous_response_id=first, stream_id="x")
-        assert (await connection.recv()).stream_id == "x"
-        assert (await read_completed(connection)).output_text == 'You said first: "I am Ada."'
-        await ask(model="m", input="x", previous_response_id="resp_x")
-        rejected = await connection.recv()
-        assert rejected.type == "error"
-        assert rejected.status == 400
-        assert rejected.error.code == "previous_response_not_found"
-
-
 async def test_official_client_reconnects(server: TestServer) -> None:
-    """The close code is one after which the official client reconnects."""
+    """The official client chains unstored responses, gets typed errors, and reconnects after the close code."""
     client = AsyncOpenAI(base_url=server.base_url, api_key="any")
     close_codes: list[int] = []
 
@@ -88,14 +70,23 @@ async def test_official_client_reconnects(server: TestServer) -> None:
 
     connecting = client.responses.connect(on_reconnecting=reconnecting, initial_delay=0)
     async with client, connecting as connection:
+        ask = connection.response.create
+        await ask(model="m", input="I am Ada.", store=False)
+        first = (await read_completed(connection)).id
+        prompt = "What did I say first?"
+        await ask(model="m", input=prompt, store=False, previous_response_id=first, stream_id="x")
+        assert (await connection.recv()).stream_id == "x"
+        assert (await read_completed(connection)).output_text == ADA
         server.clock.advance(seconds=3600)
-        await connection.response.create(model="m", input="One")
-        assert (await connection.recv()).type == "error"
+        await ask(model="m", input="One")
+        rejected = await connection.recv()
+        assert rejected.type == "error"
+        assert rejected.error.code == "websocket_connection_limit_reached"
         assert (await connection.recv()).type == "error"
         task = asyncio.create_task(read_completed(connection))
         await wait_until_async(lambda: close_codes)
         await wait_until_async(lambda: server.call(lambda service: len(service.sockets)) == 1)
-        await connection.response.create(model="m", input="Two")
+        await ask(model="m", input="Two")
         assert (await asyncio.wait_for(task, TIMEOUT)).status == "completed"
     assert close_codes == [1001]
 
@@ -113,26 +104,32 @@ async def test_events_equal_those_of_a_stream(
             check_event(event)
 
 
-async def test_unstored_response_is_limited_to_its_connection(
+async def test_the_newest_unstored_response_of_a_lane_is_remembered(
     server: TestServer, ws_client: WebSocketClient
 ) -> None:
-    """An unstored response can be continued on its connection until all is forgotten; no database has it."""
-    first = await ws_client.create_unstored("I am Ada.")
+    """Any lane of its connection, and no other, continues it until all is forgotten; no database has it."""
+    first = await ws_client.create_unstored("I am Ada.", stream_id="a")
     async with connect_client(server) as other:
         assert await recall(other, first) == NOT_FOUND
-    assert await recall(ws_client, first, stream_id="x", store=False) == ADA
-    assert server.call(lambda service: service.responses.find(first)) is None
-    server.forget()
-    assert await recall(ws_client, first, store=False) == NOT_FOUND
-
-
-async def test_only_the_newest_response_of_a_lane_is_remembered(ws_client: WebSocketClient) -> None:
-    """An older response of a lane cannot be continued; responses of other lanes can."""
-    first = await ws_client.create_unstored("I am Ada.", stream_id="a")
     fork = await ws_client.create_unstored("Two", stream_id="b", previous_response_id=first)
     await ws_client.create_unstored("Three", stream_id="a", previous_response_id=first)
     assert await recall(ws_client, first, store=False, stream_id="c") == NOT_FOUND
     assert await recall(ws_client, fork, store=False) == ADA
+    assert server.call(lambda service: service.responses.find(fork)) is None
+    server.forget()
+    assert await recall(ws_client, fork, store=False) == NOT_FOUND
+
+
+async def test_zero_data_retention_allows_connection_memory() -> None:
+    """Nothing is stored, but the newest response of a connection can be continued, also after a compaction."""
+    with serve(zero_data_retention=True) as server:
+        async with connect_client(server) as ws_client:
+            first = await ws_client.create_unstored("I am Ada.")
+            compaction: Any = [{"type": "compaction_trigger"}]
+            ended = await ws_client.create_and_read(compaction, previous_response_id=first)
+            assert ended["response"]["store"] is False
+            assert await recall(ws_client, ended["response"]["id"]) == ADA
+            assert await recall(ws_client, ended["response"]["id"]) == NOT_FOUND
 
 
 @pytest.mark.parametrize(
@@ -174,15 +171,6 @@ async def test_stored_response_includes_its_unstored_ancestors(
     assert roles == ["user", "assistant"] * 3 + ["user"]
 
 
-async def test_compaction_can_be_continued(ws_client: WebSocketClient) -> None:
-    """A compaction can be continued by stored and unstored responses."""
-    last = await ws_client.create_unstored("I am Ada.")
-    for prompt in ([{"type": "compaction_trigger"}], "And?"):
-        last = await ws_client.create_unstored(prompt, previous_response_id=last)
-    stored = await ws_client.create_and_read("And?", previous_response_id=last)
-    assert await recall(ws_client, stored["response"]["id"]) == ADA
-
-
 async def test_warm_up_has_no_output_and_can_be_continued(ws_client: WebSocketClient) -> None:
     """``generate: false`` stores the context and does not call the model."""
     for store in (True, False):
@@ -194,49 +182,28 @@ async def test_warm_up_has_no_output_and_can_be_continued(ws_client: WebSocketCl
         assert await recall(ws_client, warm["response"]["id"], store=False) == ADA
 
 
-async def test_zero_data_retention_allows_connection_memory() -> None:
-    """Nothing is stored, but the newest response of a connection can be continued."""
-    with serve(zero_data_retention=True) as server:
-        async with connect_client(server) as ws_client:
-            ended = await ws_client.create_and_read("I am Ada.")
-            assert ended["response"]["store"] is False
-            assert await recall(ws_client, ended["response"]["id"]) == ADA
-            assert await recall(ws_client, ended["response"]["id"]) == NOT_FOUND
-
-
 async def test_lanes_are_independent_queues() -> None:
-    """Requests of one lane run in order; requests of another lane do not wait for them."""
-    async with connect_gated() as (_, model, ws_client):
+    """Requests of one lane run in order; those of another wait only while the limit of all is reached."""
+    async with connect_gated(limits=Limits(socket_in_flight=2)) as (_, model, ws_client):
         await ws_client.create("wait one", stream_id="slow")
         await ws_client.create("two", stream_id="slow")
         await ws_client.create("three", stream_id="quick")
         quick = await ws_client.read_response("quick")
         assert response_text(quick[-1]) == "answer to three"
-        assert model.started == ["wait one", "three"]
-        model.open_gate()
-        for text in ("wait one", "two"):
-            ended = await ws_client.read_response("slow")
-            assert response_text(ended[-1]) == f"answer to {text}"
-        assert model.started == ["wait one", "three", "two"]
-
-
-async def test_requests_above_the_concurrency_limit_wait() -> None:
-    """With a limit of two, the third request starts when one has ended."""
-    async with connect_gated(limits=Limits(socket_in_flight=2)) as (_, model, ws_client):
-        for lane in "abc":
+        for lane in "ab":
             await ws_client.create(f"wait {lane}", stream_id=lane)
-        await wait_until_async(lambda: len(model.started) == 2)
+        await wait_until_async(lambda: len(model.started) == 3)
         await ws_client.send(type="nonsense")
         rejected = (await ws_client.read_response())[-1]
         assert rejected["type"] == "error"  # so the earlier messages were processed
-        assert model.started == ["wait a", "wait b"]
+        assert model.started == ["wait one", "three", "wait a"]
         model.open_gate()
-        ended: set[str] = set()
-        while len(ended) < 3:
+        ended: dict[str, list[str]] = {"slow": [], "a": [], "b": []}
+        while sum(map(len, ended.values())) < 4:
             event = await ws_client.next_event()
             if event["type"] == "response.completed":
-                ended.add(event["stream_id"])
-        assert len(model.started) == 3
+                ended[event["stream_id"]].append(response_text(event))
+        assert ended["slow"] == ["answer to wait one", "answer to two"]
 
 
 async def test_requests_above_the_queue_limit_are_rejected() -> None:
@@ -257,30 +224,25 @@ async def test_requests_above_the_queue_limit_are_rejected() -> None:
 
 
 async def test_number_of_lanes_is_limited() -> None:
-    """A lane above the limit is rejected; the lane without a name does not count."""
+    """A lane above the limit is rejected, and an invalid name; the lane without a name does not count."""
     with serve(limits=Limits(socket_lanes=2)) as server:
         async with connect_client(server) as ws_client:
+            for name in ("", "a b", "ä", "x" * 257, 7, None):
+                await ws_client.create(stream_id=name)
+                rejected = await ws_client.next_event()
+                assert (rejected["status"], rejected["error"]["code"]) == (400, "invalid_stream_id")
+                assert "stream_id" not in rejected
             for lane in (None, "a", "b", "a"):
                 params = {} if lane is None else {"stream_id": lane}
                 assert (await ws_client.create_and_read(**params))["type"] == "response.completed"
             rejected = await ws_client.create_and_read(stream_id="c")
             assert rejected["stream_id"] == "c"
-            assert rejected["error"] == {
-                "message": "This WebSocket connection has reached its maximum number of distinct "
-                "stream IDs (2). Reuse an existing stream_id or open a new WebSocket connection.",
-                "type": "invalid_request_error",
-                "param": "stream_id",
-                "code": "websocket_stream_limit_reached",
-            }
-
-
-@for_each("name", ["", "a b", "ä", "x" * 257, 7, None])
-async def test_invalid_lane_name_is_rejected(ws_client: WebSocketClient, name: Any) -> None:
-    """The error for an invalid lane name has no ``stream_id``."""
-    await ws_client.create(stream_id=name)
-    rejected = await ws_client.next_event()
-    assert (rejected["status"], rejected["error"]["code"]) == (400, "invalid_stream_id")
-    assert "stream_id" not in rejected
+            error = rejected["error"]
+            assert (error["param"], error["code"]) == (
+                "stream_id",
+                "websocket_stream_limit_reached",
+            )
+            assert "stream IDs (2). Reuse an existing stream_id" in error["message"]
 
 
 @for_each(
@@ -315,19 +277,18 @@ async def test_invalid_message_is_rejected(
     assert (await ws_client.create_and_read())["type"] == "response.completed"
 
 
-async def test_connection_has_a_maximum_age(server: TestServer, ws_client: WebSocketClient) -> None:
-    """After the maximum age, the next request is rejected and the connection is closed."""
-    await ws_client.create_and_read()
-    server.clock.advance(seconds=3600)
-    rejected = await ws_client.create_and_read(stream_id="a")
-    assert rejected["error"]["code"] == "websocket_connection_limit_reached"
-    assert "(60 minutes)" in rejected["error"]["message"]
-    assert (await ws_client.next_event())["error"]["code"] == "websocket_connection_limit_reached"
-    assert await ws_client.wait_closed() == 1001
-
-
-async def test_idle_connection_is_closed_at_the_maximum_age() -> None:
-    """An idle connection gets an error event and is closed."""
+async def test_connection_has_a_maximum_age() -> None:
+    """New requests are then rejected, and running responses end before the close; an idle one is closed."""
+    async with connect_gated() as (server, model, ws_client):
+        await ws_client.create("wait")
+        await wait_until_async(lambda: model.started)
+        server.clock.advance(seconds=3600)
+        late = await ws_client.create_and_read(stream_id="late")
+        assert late["error"]["code"] == "websocket_connection_limit_reached"
+        assert "(60 minutes)" in late["error"]["message"]
+        model.open_gate()
+        assert response_text((await ws_client.read_response())[-1]) == "answer to wait"
+        assert await ws_client.wait_closed() == 1001
     with serve(limits=Limits(socket_seconds=0)) as server:
         async with connect_client(server) as ws_client:
             error = (await ws_client.next_event())["error"]
@@ -335,16 +296,24 @@ async def test_idle_connection_is_closed_at_the_maximum_age() -> None:
             assert await ws_client.wait_closed() == 1001
 
 
-async def test_running_response_is_finished_at_the_maximum_age() -> None:
-    """At the maximum age, new requests are rejected, and running responses end before the close."""
-    async with connect_gated() as (server, model, ws_client):
+@pytest.mark.parametrize("finishes", [True, False])
+async def test_stopping_server_finishes_or_fails_running_responses(finishes: bool) -> None:
+    """A response ends, or fails after the timeout, before the connection is closed with the restart code."""
+    limits = Limits(shutdown_seconds=TIMEOUT if finishes else 0)
+    async with connect_gated(limits=limits) as (server, model, ws_client):
         await ws_client.create("wait")
         await wait_until_async(lambda: model.started)
-        server.clock.advance(seconds=3600)
-        assert (await ws_client.create_and_read(stream_id="late"))["status"] == 400
-        model.open_gate()
-        assert response_text((await ws_client.read_response())[-1]) == "answer to wait"
-        assert await ws_client.wait_closed() == 1001
+        stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+        if finishes:
+            await wait_until_async(lambda: not server._server.servers[0].is_serving())
+            model.open_gate()
+            assert response_text((await ws_client.read_response())[-1]) == "answer to wait"
+            assert (await ws_client.next_event())["error"]["code"] == "server_stopping"
+        else:
+            assert (await ws_client.read_response())[-1]["error"]["code"] == "server_error"
+            assert (await ws_client.next_event())["type"] == "response.failed"
+        assert await ws_client.wait_closed() == 1012
+        await asyncio.wait_for(stopping, TIMEOUT)
 
 
 async def test_disconnect_cancels_every_lane() -> None:
@@ -359,35 +328,6 @@ async def test_disconnect_cancels_every_lane() -> None:
         await wait_until_async(lambda: server.running == 0)
         assert "never" not in model.started
         assert server.call(lambda service: len(service.sockets)) == 0
-
-
-async def test_stopping_server_finishes_running_responses() -> None:
-    """A running response is finished before the connection is closed with the restart code."""
-    async with connect_gated(limits=Limits(shutdown_seconds=TIMEOUT)) as (server, model, ws_client):
-        await ws_client.create("wait")
-        await wait_until_async(lambda: model.started)
-        stopping = asyncio.create_task(asyncio.to_thread(server.stop))
-        await wait_until_async(lambda: not server._server.servers[0].is_serving())
-        model.open_gate()
-        assert response_text((await ws_client.read_response())[-1]) == "answer to wait"
-        assert (await ws_client.next_event())["error"]["code"] == "server_stopping"
-        assert await ws_client.wait_closed() == 1012
-        await asyncio.wait_for(stopping, TIMEOUT)
-
-
-async def test_stopping_server_fails_responses_after_the_timeout() -> None:
-    """A response that is still running after the shutdown timeout is failed."""
-    async with connect_gated(limits=Limits(shutdown_seconds=0)) as (server, model, ws_client):
-        await ws_client.create("wait")
-        await wait_until_async(lambda: model.started)
-        stopping = asyncio.create_task(asyncio.to_thread(server.stop))
-        *_, error = await ws_client.read_response()
-        assert error["error"]["type"] == "server_error"
-        assert error["error"]["code"] == "server_error"
-        assert isinstance(error["sequence_number"], int)
-        assert (await ws_client.next_event())["type"] == "response.failed"
-        assert await ws_client.wait_closed() == 1012
-        await asyncio.wait_for(stopping, TIMEOUT)
 
 
 @for_each(("message", "code"), [("x" * 2_000, 1009), (b"{}", 1003)])

@@ -9,7 +9,7 @@ def make_context(size: int, parent: Context = EMPTY_CONTEXT) -> Context:
 
 
 def test_least_recently_used_lane_is_dropped_first() -> None:
-    """Above the limit, the least recently used lane is dropped; a context's size includes its ancestors."""
+    """The size of a context includes its ancestors; the newest response is stored even if it is too large."""
     memory = SocketMemory(4_500)
     memory.store("a", "resp_1", make_context(1_000))
     memory.store("b", "resp_2", make_context(1_000, make_context(500)))
@@ -18,21 +18,9 @@ def test_least_recently_used_lane_is_dropped_first() -> None:
     assert memory.find("resp_2") is None
     assert memory.find("resp_3")
     assert memory.find("resp_4")
-
-
-def test_newest_response_is_always_stored() -> None:
-    """A response larger than the limit is stored alone."""
-    memory = SocketMemory(100)
-    memory.store("a", "resp_1", make_context(50))
-    memory.store("b", "resp_2", make_context(1_000))
-    assert memory.find("resp_1") is None
-    assert memory.find("resp_2")
-
-
-def test_stored_response_clears_its_lane() -> None:
-    """A stored response removes the previous one of its lane, because the database has it."""
-    memory = SocketMemory(10_000)
-    memory.store("a", "resp_1", make_context(1))
-    memory.store("a", "resp_2", None)
-    assert memory.find("resp_1") is None
+    memory.store("d", "resp_5", make_context(9_000))
+    assert memory.find("resp_4") is None
+    assert memory.find("resp_5")
+    memory.store("d", "resp_6", None)  # the database has it
+    assert memory.find("resp_5") is None
     assert len(memory) == 0

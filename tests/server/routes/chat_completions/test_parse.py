@@ -91,9 +91,14 @@ def test_invalid_request_is_rejected(
     assert message in exc_info.value.message
 
 
+ALLOWED = {"mode": "auto", "tools": [TOOL]}
+SCHEMA: dict[str, Any] = {"name": "s", "schema": {}}
 VALID_REQUESTS: list[dict[str, Any]] = [
     talk(USER, USER, {"role": "assistant", "content": "x"}),
     talk(USER, CALL_MESSAGE, RESULT_MESSAGE),
+    talk({**USER, "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, stop=["a"]),
+    make_request(tools=[TOOL], tool_choice={"type": "allowed_tools", "allowed_tools": ALLOWED}),
+    make_request(response_format={"type": "json_schema", "json_schema": SCHEMA}),
     talk({"role": "developer", "content": [{"type": "text", "text": "x"}]}, USER),
     make_request(tools=[TOOL], tool_choice="required", parallel_tool_calls=False),
     make_request(stop=None, temperature=None, max_tokens=None, response_format={"type": "text"}),

@@ -114,6 +114,10 @@ def test_invalid_request_is_rejected(members: dict[str, Any], message: str) -> N
     assert message in error["error"]["message"]
 
 
+IMAGES = [
+    {"type": "image", "source": {"type": "url", "url": "u"}},
+    {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}},
+]
 VALID_REQUESTS: list[dict[str, Any]] = [
     talk(USER, USER),
     talk(USER, CALL_MESSAGE, say(RESULT, TEXT)),
@@ -124,7 +128,7 @@ VALID_REQUESTS: list[dict[str, Any]] = [
     make_request(
         thinking={"type": "adaptive"}, tools=[TOOL], tool_choice={"type": "tool", "name": "f"}
     ),
-    talk(ASSISTANT, USER),
+    talk(ASSISTANT, say(*IMAGES)),
     talk(
         USER,
         CALL_MESSAGE,
