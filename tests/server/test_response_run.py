@@ -125,3 +125,17 @@ def test_stopping_finishes_or_fails_running_responses(tmp_path: Any, finishes: b
     id_ = last["response"]["id"]
     with serve(db=db) as server, open_client(server) as http:
         assert http.get(f"/v1/responses/{id_}").json() == last["response"]
+
+
+def test_stopping_ends_a_request_whose_body_is_unfinished(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that never sends its body does not delay a stopping server, and is not logged as an error."""
+    monkeypatch.setattr("kedge.server.uvicorn_server.CLOSE_SECONDS", 0.01)
+    with socket.socket() as client, serve(limits=Limits(shutdown_seconds=0)) as server:
+        client.connect(server.address)
+        client.sendall(
+            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+        )
+        wait_until(lambda: len(server.requests) == 1)
+    assert [each.name for each in caplog.records if each.levelname == "ERROR"] == []

@@ -103,6 +103,7 @@ class LimitedServer(uvicorn.Server):
             "timeout_keep_alive": math.ceil(idle_seconds),
         }
         super().__init__(uvicorn.Config(app, **defaults | options))
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
         self._idle_seconds = idle_seconds
         self._idle_since: dict[Any, tuple[Any, float]] = {}
 
@@ -135,11 +136,6 @@ class LimitedServer(uvicorn.Server):
             if now - since > self._idle_seconds:
                 connection.transport.close()
         return await super().on_tick(counter)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting requests, and close all connections."""
-        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
-        await super().shutdown(sockets)
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
