@@ -13,6 +13,7 @@ from textwrap import dedent
 
 import pytest
 
+from for_each import for_each
 from forked import MODULES
 from kedge.mcp import mcp_tools
 from kedge.testing import serve
@@ -192,12 +193,6 @@ def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
         assert matches_page(output, program["printed"]), output
 
 
-def test_few_pages_have_programs_that_depend_on_each_other() -> None:
-    """Only the tutorial and the MCP page, whose programs start a server from a file, depend on order."""
-    dependent = [page.name for page in PAGES if IN_ORDER in page.read_text(encoding="utf-8")]
-    assert dependent == ["mcp.md", "tutorial.md"]
-
-
 GOOD = """
 # A page
 
@@ -259,7 +254,7 @@ def test_programs_of_a_page_in_order_share_a_folder(tmp_path: Path) -> None:
         run_page(page, tmp_path)
 
 
-@pytest.mark.parametrize("code", BAD)
+@for_each("code", BAD)
 def test_a_wrong_page_is_detected(code: str, tmp_path: Path) -> None:
     """A snippet that fails, prints something else, or needs an earlier one, fails the test."""
     page = tmp_path / "bad.md"

@@ -5,7 +5,7 @@ from typing import Any
 
 from for_each import for_each
 from kedge import errors
-from kedge.errors import EngineError, InvalidJSON, KedgeError
+from kedge.errors import EngineError, KedgeError
 
 ERROR_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "Blocked": ("secrets", "the answer"),
@@ -49,12 +49,6 @@ def test_a_pickled_engine_error_has_its_attributes() -> None:
     unpickled = pickle.loads(pickle.dumps(original))  # noqa: S301 - our own bytes
     assert str(unpickled) == "x, HTTP 404, c: gone (request r)"
     assert (unpickled.status, unpickled.retryable, unpickled.turn) == (404, True, None)
-
-
-def test_a_path_is_extended_at_the_front() -> None:
-    """Each enclosing object adds its part of the path at the front."""
-    error = InvalidJSON(".text", "missing").prefix_path("[0]").prefix_path("$.blocks")
-    assert (error.path, str(error)) == ("$.blocks[0].text", "$.blocks[0].text: missing")
 
 
 def test_the_tree_of_errors_is_complete() -> None:

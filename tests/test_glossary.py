@@ -9,12 +9,10 @@ import functools
 import re
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
-
-import pytest
 
 import source_trees
 
@@ -51,9 +49,6 @@ ODD_FUNCTIONS: dict[str, str] = {
     "kedge.turns.blocks.reasoning": "a root name: the constructor of a reasoning block",
 }
 
-ODD_CONSTANTS: dict[str, str] = {
-    "kedge.practice.schema_sample.SHORTEST_BRANCH_DEPTH": "not a bound: from here the shortest branch is used"
-}
 
 BANNED_VERBS = {
     *("asked", "brought", "given", "gone", "heard", "kept", "made", "meant", "mend", "mended"),
@@ -62,8 +57,6 @@ BANNED_VERBS = {
 }
 NOT_PARTICIPLES = {"embed", "feed", "need", "proceed", "seed", "speed", "bring", "ping", "string"}
 
-SMALL_MODULES = {"kedge.testing.plugin": "the entry point of the pytest plugin"}
-MIN_LINES = 40
 
 BANNED_PHRASES = (
     r"a mistake in kedge",
@@ -147,20 +140,6 @@ def is_participle(word: str) -> bool:
     return bool(re.search(r"..(?:ed|ing)$", word)) and word not in NOT_PARTICIPLES
 
 
-def count_importers() -> dict[str, set[str]]:
-    """Return the modules that import each module, itself excluded."""
-    importers: dict[str, set[str]] = defaultdict(set)
-    for path in MODULES:
-        for node in list_nodes(path):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names)):
-                    importers[name].add(module_name(path))
-            elif isinstance(node, ast.Import):
-                for each in node.names:
-                    importers[each.name].add(module_name(path))
-    return importers
-
-
 def iter_strings(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the comments, docstrings and other literals of a module, or the lines of another file."""
     text = path.read_text(encoding="utf-8")
@@ -198,13 +177,6 @@ def test_every_term_is_defined_once_and_exists() -> None:
         assert resolve(row["home"]) is not None, row["home"]
 
 
-def test_an_unknown_name_is_detected() -> None:
-    """Resolving a name that does not exist raises an error."""
-    for name in ("kedge.turns.Nothing", "kedge.nothing", "kedge.turns.Turn.nothing"):
-        with pytest.raises(AttributeError):
-            resolve(name)
-
-
 def test_one_class_name_has_one_meaning() -> None:
     """No class name is defined in two modules."""
     modules: dict[str, list[str]] = defaultdict(list)
@@ -239,38 +211,6 @@ def is_odd_name(name: str) -> bool:
     if words[0] in ("is", "has"):
         return False
     return bool(set(words) & BANNED_VERBS) or (len(words) == 1 and is_participle(name))
-
-
-def test_limits_are_named_max_or_min() -> None:
-    """Constants for limits begin with ``MAX`` or ``MIN``."""
-    names = {
-        f"{module_name(path)}.{target.id}"
-        for path, (tree, *_) in source_trees.list_nodes().items()
-        if isinstance(tree, ast.Module)
-        for node in tree.body
-        for target in assigned_names(node)
-        if re.match(r"_?(?:MOST|LEAST|LONGEST|SHORTEST|LARGEST|SMALLEST|FEWEST)(?:_|$)", target.id)
-    }
-    assert names - set(ODD_CONSTANTS) == set()
-
-
-def assigned_names(node: ast.stmt) -> Iterable[ast.Name]:
-    """Return the plain names that a statement assigns."""
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return [target for target in targets if isinstance(target, ast.Name)]
-
-
-def test_small_modules_have_several_importers() -> None:
-    """A module under 40 lines with at most one importer belongs in that importer."""
-    importers = count_importers()
-    small = {
-        module_name(path)
-        for path in MODULES
-        if path.name not in ("__init__.py", "__main__.py")
-        and len(path.read_text(encoding="utf-8").splitlines()) < MIN_LINES
-        and len(importers[module_name(path)]) < 2
-    }
-    assert small - set(SMALL_MODULES) == set()
 
 
 def test_the_wording_is_plain() -> None:

@@ -1,14 +1,13 @@
 """Names of other packages that start with an underscore are not used: they can change with every release."""
 
 import ast
-import importlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from source_trees import SOURCE, list_nodes
+from source_trees import list_nodes
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,32 +69,6 @@ def test_private_names_of_other_packages_are_not_used() -> None:
     own = {name for nodes in modules for name in list_own_names(nodes)}
     used = {name for nodes in modules for name in list_used_names(nodes)}
     assert used - own - PUBLIC <= EXCEPTIONS.keys()
-
-
-def test_private_methods_of_other_packages_are_not_overridden() -> None:
-    """The private methods of a class with bases of another package are not those of its bases."""
-    overridden: list[str] = []
-    for path, nodes in list_nodes().items():
-        for node in nodes:
-            if isinstance(node, ast.ClassDef):
-                overridden += _list_overridden(node, path)
-    assert overridden == []
-
-
-def _list_overridden(node: ast.ClassDef, path: Path) -> list[str]:
-    names = [
-        each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    private = [name for name in names if is_private(name)]
-    if not private or not node.bases:
-        return []
-    relative = path.relative_to(SOURCE.parent).with_suffix("")
-    module = importlib.import_module(".".join(relative.parts).removesuffix(".__init__"))
-    cls = getattr(module, node.name, None)
-    foreign = [
-        base for base in (cls.__mro__[1:] if cls else ()) if not base.__module__.startswith("kedge")
-    ]
-    return [f"{node.name}.{name}" for name in private for base in foreign if name in vars(base)]
 
 
 @pytest.mark.parametrize(("name", "packages"), EXCEPTIONS.items())

@@ -8,12 +8,10 @@ import sys
 from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
 from dataclasses import is_dataclass
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from pkgutil import iter_modules, walk_packages
 from typing import Any, TypeGuard, assert_type, cast
 
-import pytest
 from msgspec import Struct
 
 import kedge
@@ -76,17 +74,6 @@ def test_every_name_is_that_of_its_module(name: str) -> None:
     assert name in dir(kedge)
 
 
-def test_nothing_else_is_public() -> None:
-    """All other names of the package are submodules, private names or its own helpers."""
-    machinery = {"HOMES", "import_module", "Any", "TYPE_CHECKING"}
-    others = {
-        name
-        for name, value in vars(kedge).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
-    }
-    assert others - machinery <= set(kedge.__all__)
-
-
 @for_each("package", [each.name for each in iter_modules(kedge.__path__) if each.ispkg])
 def test_no_package_has_a_second_name_for_a_thing(package: str) -> None:
     """A class or function has its own name in the package that offers it; British spellings are not used."""
@@ -99,25 +86,6 @@ def test_no_package_has_a_second_name_for_a_thing(package: str) -> None:
     }
     assert {name for name, own in names.items() if name != own} == set()
     assert not re.search(r"(?i)(analys|authoris|summaris)", " ".join(vars(home)))
-
-
-def test_the_version_is_the_installed_one() -> None:
-    """``kedge.__version__`` is that of the package's metadata, the only place where it is written."""
-    assert kedge.__version__ == version("kedge-llm")
-
-
-def test_the_list_of_names_is_short() -> None:
-    """The package exports at most 42 names."""
-    assert len(kedge.__all__) <= 42
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    """Accessing or importing an unknown name raises the usual error of a module."""
-    root: Any = kedge
-    with pytest.raises(AttributeError, match="module 'kedge' has no attribute 'nothing'"):
-        _ = root.nothing
-    with pytest.raises(ImportError):
-        exec("from kedge import nothing")  # noqa: S102 - the statement under test
 
 
 def test_lazy_names_are_typed() -> None:
@@ -135,27 +103,6 @@ def test_importing_the_root_loads_nothing_else() -> None:
     loaded = run_python("import kedge, sys; print(*sys.modules)").split()
     assert [name for name in loaded if name.startswith("kedge")] == ["kedge"]
     assert not set(HEAVY_MODULES) & set(loaded)
-
-
-def test_turns_load_no_sdk() -> None:
-    """Creating a Turn loads neither an SDK nor an event loop."""
-    loaded = run_python(
-        "from kedge import Turn, user; Turn([user('hi')]); import sys; print(*sys.modules)"
-    )
-    assert not set(HEAVY_MODULES) & set(loaded.split())
-
-
-def test_only_the_practice_model_loads_a_server() -> None:
-    """A program that uses the model of another server does not load the embedded one."""
-    code = """
-import kedge, sys
-kedge.connect("responses:http://127.0.0.1:1/v1#model")
-kedge.Conversation, kedge.open_store
-print(*sys.modules)
-"""
-    loaded = run_python(code).split()
-    assert "kedge.conversation" in loaded
-    assert not {"kedge.server.settings", "uvicorn", "starlette"} & set(loaded)
 
 
 LOADED_MODULES = {
@@ -227,28 +174,18 @@ MUTABLE_TYPES = r"(dict|list|set|bytearray|deque|Counter|Mutable\w+)\b"
 
 
 def test_frozen_classes_declare_no_mutable_members() -> None:
-    """No public field of a frozen class has the type ``dict``, ``list`` or ``set``, at any depth."""
-    mutable = re.compile(r"\b" + MUTABLE_TYPES)
-    missing = [
-        f"{each.__module__}.{each.__name__}.{name}: {kind}"
-        for each in list_frozen_classes()
-        for name, kind in list_fields(each).items()
-        if mutable.search(kind)
-    ]
-    assert missing == []
-
-
-def test_internal_frozen_classes_declare_no_mutable_members() -> None:
-    """No public field of a frozen class of any module is a ``dict``, ``list`` or ``set``."""
+    """No public field of a frozen class is a ``dict``, ``list`` or ``set``, of an exported one at any depth."""
     modules = [import_module(each.name) for each in walk_packages(kedge.__path__, "kedge.")]
     values = [value for module in modules for value in vars(module).values()]
     classes = set(filter(is_frozen, values))
     mutable = re.compile(r"(<class ')?((collections|typing)\.)?" + MUTABLE_TYPES)
+    nested = re.compile(r"\b" + MUTABLE_TYPES)
+    exported = set(list_frozen_classes())
     found = [
         f"{each.__module__}.{each.__name__}.{name}: {kind}"
-        for each in classes
+        for each in classes | exported
         for name, kind in list_fields(each).items()
-        if mutable.match(kind)
+        if mutable.match(kind) or (each in exported and nested.search(kind))
     ]
     assert found == []
 

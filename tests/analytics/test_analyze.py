@@ -11,7 +11,6 @@ from typing import Any, get_args
 import pytest
 
 from analytics.conftest import ResponseWriter
-from kedge import connect
 from kedge.analytics import (
     Branching,
     CacheUse,
@@ -26,7 +25,7 @@ from kedge.analytics import (
     analyze_over_time,
 )
 from kedge.conversation import Conversation
-from kedge.errors import InvalidSetting, ServerFailed
+from kedge.errors import InvalidSetting
 from kedge.prices import Price, Prices
 from kedge.store import Store, open_store, response_sums
 from kedge.store.records import ResponseStatus
@@ -39,21 +38,8 @@ async def create_writer(store: Store, **options: Any) -> ResponseWriter:
     return ResponseWriter(store, await store.create(**options))
 
 
-async def test_empty_store_has_empty_statistics(store: Store) -> None:
-    """The statistics of an empty store are empty, and rates are ``None``."""
-    analytics = await analyze(store)
-    assert analytics.requests.total == 0
-    assert analytics.requests.success_rate is None
-    assert analytics.chains == Chains()
-    assert analytics.branching == Branching()
-    assert analytics.cost == Cost()
-    assert analytics.latency == Latency()
-    assert analytics.models == ()
-    assert await analyze_over_time(store) == ()
-
-
 async def test_real_conversations_are_counted(store: Store, kedge_server: TestServer) -> None:
-    """A chain of three, a fork from its middle, a lost context and a failed request are counted."""
+    """A chain of three, a fork from its middle and a lost context are counted."""
     engine = f"responses:{kedge_server.base_url}#practice"
     async with await Conversation.create(engine, store=store) as conversation:
         await conversation.send("One")
@@ -64,17 +50,12 @@ async def test_real_conversations_are_counted(store: Store, kedge_server: TestSe
         kedge_server.forget()
         await conversation.send("Four")
     analytics = await analyze(store)
-    assert (
-        analytics.requests.total == 6
-    )  # one was rejected, because the server had lost its context
-    assert analytics.requests.conversations == 2
-    assert analytics.requests.chained == 4
-    assert analytics.requests.full == 2
-    assert analytics.requests.fallbacks == (Count("lost", 1),)
-    assert analytics.requests.healed == (Count("gone", 1),)
-    assert analytics.requests.rejections == 1
-    assert analytics.requests.success_rate == pytest.approx(5 / 6)
-    assert analytics.requests.saved_bytes > 0
+    requests = analytics.requests  # one was rejected, because the server had lost its context
+    assert (requests.total, requests.conversations, requests.chained, requests.full) == (6, 2, 4, 2)
+    assert (requests.fallbacks, requests.healed) == ((Count("lost", 1),), (Count("gone", 1),))
+    assert (requests.rejections, requests.without_id) == (1, 0)
+    assert {each.name for each in requests.statuses} == {"completed", "lost", "refused"}
+    assert requests.success_rate == pytest.approx(5 / 6)
     assert analytics.chains.lengths == ((1, 1), (3, 2))
     assert analytics.chains.longest == 3
     assert analytics.chains.mean == pytest.approx(7 / 3)
@@ -83,14 +64,6 @@ async def test_real_conversations_are_counted(store: Store, kedge_server: TestSe
     (model,) = analytics.models
     assert (model.model, model.requests, model.succeeded) == ("practice", 6, 5)
     assert model.latency.median is not None
-    engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
-    async with await Conversation.create(engine, store=store) as conversation:
-        await conversation.send("One")
-        kedge_server.faults.set("status=500", times=1)
-        with pytest.raises(ServerFailed):
-            await conversation.send("Two")
-    (model,) = (await analyze(store)).models
-    assert (model.model, model.requests, model.succeeded) == ("practice", 8, 6)
 
 
 def test_chains_are_counted_by_ranges_of_lengths() -> None:
@@ -99,32 +72,6 @@ def test_chains_are_counted_by_ranges_of_lengths() -> None:
     counts = [(each.name, each.count) for each in chains.bins]
     assert counts == [("1", 3), ("2 to 3", 3), ("4 to 7", 2), ("32 to 63", 1)]
     assert Chains().bins == ()
-
-
-async def test_statuses_reasons_and_missing_ids(store: Store) -> None:
-    """Every status, mode and fallback reason is counted by its name."""
-    writer = await create_writer(store)
-    await writer.add_response()
-    await writer.add_response(anchor="resp_1", depth=2)
-    await writer.add_response(reason="changed")
-    await writer.add_response(reason="expired")
-    await writer.add_response(reason="changed")
-    await writer.add_response(mode="stateless", reason="stateless")
-    await writer.add_response(provider_response_id="", depth=0)
-    await writer.add_response(status="refused", error="no")
-    await writer.add_response(status="cut", error="cut")
-    await writer.add_response(status="lost", lost_reason="gone")
-    requests = (await analyze(store)).requests
-    assert requests.total == 10
-    assert requests.succeeded == 8
-    assert requests.chained == 1
-    assert requests.fallbacks == (Count("changed", 2), Count("expired", 1))
-    statuses = {"completed": 7, "cut": 1, "lost": 1, "refused": 1}
-    assert requests.statuses == tuple(Count(name, count) for name, count in statuses.items())
-    assert requests.modes == (Count("chained", 9), Count("stateless", 1))
-    assert requests.without_id == 1
-    assert requests.rejections == 1
-    assert requests.success_rate == 0.8
 
 
 async def test_failures_are_those_of_lists(store: Store) -> None:
@@ -253,13 +200,9 @@ async def test_intervals_sum_to_the_total(store: Store) -> None:
     """Every response is in one interval, empty intervals are included, and sums equal the totals."""
     writer = await create_writer(store)
     for at in range(20):
+        counts = {"input_tokens": at, "sent_bytes": at, "saved_bytes": 1}
         await writer.add_response(
-            created_at=100.0 + at * at,
-            seconds=float(at),
-            input_tokens=at,
-            anchor="x" if at % 2 else "",
-            sent_bytes=at,
-            saved_bytes=1,
+            created_at=100.0 + at * at, anchor="x" if at % 2 else "", **counts
         )
     total = await analyze(store)
     ways: list[dict[str, Any]] = [{"buckets": 7}, {"width": 10.0}, {"buckets": 1}]

@@ -144,15 +144,11 @@ def test_preparation_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             prepare_client(url, BatchJob("batch", "unused", "practice"), 1)
 
 
-@pytest.mark.parametrize("url", ["sqlite://:memory:", "sqlite://"])
-def test_workers_cannot_share_a_store_in_memory(url: str) -> None:
-    """An in-memory store is rejected before a worker is started."""
-    with pytest.raises(InvalidBatch, match="cannot share an in-memory store"):
-        default_database_url(url)
-
-
 def test_dbos_database_is_beside_the_store() -> None:
-    """The DBOS database is beside an SQLite file or in the same server; zero workers are rejected."""
+    """It is beside an SQLite file or in the same server; a store in memory and zero workers are rejected."""
+    for url in ("sqlite://:memory:", "sqlite://"):
+        with pytest.raises(InvalidBatch, match="cannot share an in-memory store"):
+            default_database_url(url)
     assert default_database_url("sqlite:///a.db?x=1") == "sqlite:///a.db.dbos"
     assert default_database_url("postgresql://h/d") == "postgresql://h/d"
     with pytest.raises(InvalidBatch):

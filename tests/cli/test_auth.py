@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 
 from cli.sample_store import run_command, run_json
 from cli.test_serve import TIMEOUT, run_serve
@@ -57,15 +56,14 @@ def test_invalid_arguments_are_reported(store_path: Path) -> None:
         assert (done.exit_code, message in done.output) == (code, True), done.output
 
 
-@pytest.mark.parametrize("page", ["--page", "--no-page"])
-def test_server_requires_tokens_of_its_store(store_path: Path, page: str) -> None:
+def test_server_requires_tokens_of_its_store(store_path: Path) -> None:
     """A running server requires a token after the first one is added; each user has their own responses."""
-    with run_serve("--db", ":memory:", page, "--store", str(store_path)) as (_, line):
+    with run_serve("--db", ":memory:", "--no-page", "--store", str(store_path)) as (_, line):
 
         def call(method: str, token: str, path: str, **options: Any) -> httpx2.Response:
             headers = {"authorization": f"Bearer {token}"} if token else {}
-            options = {"headers": headers, "verify": False, "timeout": TIMEOUT, **options}
-            return httpx2.request(method, f"{line['base_url']}/{path}", **options)
+            url = f"{line['base_url']}/{path}"
+            return httpx2.request(method, url, headers=headers, timeout=TIMEOUT, **options)
 
         assert call("GET", "", "models").status_code == 200
         alice, bob = (run_json("auth", "add", name)["token"] for name in ("alice", "bob"))
@@ -76,9 +74,3 @@ def test_server_requires_tokens_of_its_store(store_path: Path, page: str) -> Non
         statuses = {alice: 200, bob: 404, "wrong": 401, "": 401}
         for token, status in statuses.items():
             assert call("GET", token, f"responses/{response_id}").status_code == status
-        if page == "--page":
-            answer = httpx2.get(f"{line['url']}/api/conversations", verify=False, timeout=TIMEOUT)
-            assert answer.status_code == 401
-        for name in ("alice", "bob"):
-            run_json("auth", "revoke", name)
-        assert call("GET", "", "models").status_code == 401

@@ -85,17 +85,6 @@ def read_terminal(controller: int, pattern: bytes | None = None) -> bytes:
     return output
 
 
-def test_progress_is_drawn_on_a_terminal(folder: Path) -> None:
-    """The progress bar is on standard error, and the result on standard output."""
-    process, controller = start_on_terminal("--json")
-    terminal_output = read_terminal(controller, b"2/2")
-    read_terminal(controller)
-    output, _ = process.communicate(timeout=300)
-    assert b"2/2" in terminal_output
-    assert process.returncode == 0
-    assert json.loads(output)["completed"] == 2
-
-
 def test_interrupted_batch_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last line says how to continue, and the same command resumes the batch."""
     prompts = ["Hello", *(f"wait {number}" for number in range(9))]

@@ -1,32 +1,22 @@
 """Tests of ``kedge completion``: shell scripts and completions."""
 
-import json
 import shutil
 import subprocess
 
-import pytest
 from click.testing import CliRunner
 
+from for_each import for_each
 from kedge.cli import COMMANDS, group
 from kedge.cli.doctor import COMPLETE_VARIABLE, SHELLS, completion_command
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@for_each("shell", SHELLS)
 def test_every_shell_has_a_script(shell: str) -> None:
-    """The script of each shell calls kedge for the completions."""
-    plain = CliRunner().invoke(completion_command, [shell]).output
-    assert f"{COMPLETE_VARIABLE}={shell}_complete" in plain
-    report = json.loads(CliRunner().invoke(completion_command, [shell, "--json"]).output)
-    assert report["shell"] == shell
-    assert report["script"].strip() == plain.strip()
-
-
-@pytest.mark.parametrize("shell", [s for s in SHELLS if shutil.which(s)])
-def test_script_has_valid_syntax(shell: str) -> None:
-    """Each installed shell accepts the syntax of its script."""
+    """The script of each shell calls kedge for the completions, and an installed shell accepts its syntax."""
     script = CliRunner().invoke(completion_command, [shell]).output
-    done = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert f"{COMPLETE_VARIABLE}={shell}_complete" in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, check=True)
 
 
 def complete(line: str, number: int) -> str:

@@ -135,8 +135,9 @@ def test_conversation_can_be_followed(
     assert "2+3 = 5." in last
     assert "My name is Ada." not in last
     moves[:] = [7]
-    lines = run_command("show", "harbour", "--follow", "--json").output.splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["user", "assistant"] * 3
+    last_block = ("--last", "1", "--json")
+    lines = run_command("show", "harbour", "--follow", *last_block).output.splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["assistant", "user", "assistant"]
     assert run_command("show", "harbour", "--follow", "--at", "3").exit_code == 2
 
 
@@ -147,30 +148,22 @@ def test_conversations_are_listed(server: TestServer) -> None:
     assert harbour["responses"] == 3
     assert quay["forked_from"] == harbour["id"]
     assert harbour["input_tokens"] > 0
-    assert len(run_json("conversations", "--tag", "ships")) == 2
-    assert run_json("conversations", "--tag", "planes") == []
     lines = run_command("conversations").output.splitlines()
     assert lines[0].split() == ["id", "responses", "tokens", "cached", "changed", "title"]
     assert "harbour #ships" in lines[2]
-    assert len(run_json("conversations", "--limit", "1")) == 1
 
     def titles(*options: str) -> list[str]:
         return [row["title"] for row in run_json("conversations", *options)]
 
-    assert titles("--order", "title") == ["harbour", "quay"]
-    assert titles("--order", "oldest", "--limit", "1") == ["harbour"]
     assert titles("--order", "oldest", "--limit", "1", "--offset", "1") == ["quay"]
-    assert titles("--model", "practice") == ["quay", "harbour"]
     assert titles("--model", "another") == []
-    assert titles("--status", "forked") == ["quay", "harbour"]
-    assert titles("--status", "failed") == []
+    assert titles("--tag", "ships") == titles("--status", "forked") == ["quay", "harbour"]
     assert titles("--since", "1h") == ["quay", "harbour"]
     assert titles("--until", "1h") == []
     assert titles("--since", "2020-01-01", "--until", "2021-01-01") == []
     run_command("archive", "quay")
     assert titles("--status", "archived") == ["quay"]
     assert titles("--archived") == ["quay", "harbour"]
-    assert titles("--archived", "--status", "archived") == ["quay"]
 
 
 def test_conversation_is_found_by_id_prefix_or_title(server: TestServer) -> None:
@@ -195,8 +188,8 @@ def test_conversation_is_found_by_id_prefix_or_title(server: TestServer) -> None
     assert "2 conversations have the title 'harbour'; use an id: conv_" in rejected.stderr
 
 
-def test_show_prints_messages(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages are printed up to the head or another node; ``--last`` limits them, also with ``--follow``."""
+def test_show_prints_messages(server: TestServer) -> None:
+    """Messages are printed up to the head or another node, and ``--last`` limits them."""
     result = run_command("show", "harbour").output
     assert result.index("My name is Ada.") < result.index("What is my name?")
     assert "2+3" not in result
@@ -212,15 +205,7 @@ def test_show_prints_messages(server: TestServer, monkeypatch: pytest.MonkeyPatc
     result = run_command("show", "harbour", "--last", "1").output
     assert "node 7, 4 blocks, the last 1 of them" in result
     assert "What is my name?" not in result
-    assert "4 blocks\n" in run_command("show", "harbour", "--last", "9").output
     assert run_command("show", "harbour", "--last", "0").exit_code == 2
-
-    async def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("anyio.sleep", interrupt)
-    lines = run_command("show", "harbour", "--follow", "--last", "1", "--json").output.splitlines()
-    assert [json.loads(line) for line in lines] == blocks[-1:]
 
 
 def test_show_lists_images_and_files(store_path: Path) -> None:
@@ -246,15 +231,8 @@ def test_show_lists_images_and_files(store_path: Path) -> None:
 
 def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, store_path: Path) -> None:
     """Forks are lanes, and expired and lost responses are marked."""
-    graph = run_command("tree", "harbour").output.splitlines()
-    assert len(graph) == 10
-    assert "├─┘" in graph
-    assert "(head of quay)" in graph[0]
-    assert "(head)" in graph[2]
-    assert graph[-1].startswith("◇")
     nodes = run_json("tree", "harbour")["nodes"]
     assert [node["parent"] for node in nodes] == [0, 1, 2, 3, 4, 3, 6, 7, 8]
-    assert nodes[2]["label"].startswith("You said")
     assert nodes[1]["label"] == "My name is Ada."
     assert len(run_command("tree", "harbour", "--limit", "2").output.splitlines()) == 2
 
@@ -274,6 +252,8 @@ def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, store_path: Pa
     assert marked[5]["marks"] == ["expired"]
     tree = run_command("tree", "harbour").output
     assert "[lost: the server no longer has this response]" in tree
+    assert "├─┘" in tree
+    assert "(head of quay)" in tree
 
 
 def test_inspect_prints_blocks_plan_and_savings(server: TestServer) -> None:
@@ -281,23 +261,15 @@ def test_inspect_prints_blocks_plan_and_savings(server: TestServer) -> None:
     plan = run_json("inspect", "harbour", "--model", "practice")["plan"]
     assert plan["anchor"] == ""
     assert {each["reason"] for each in plan["rejected"]} == {"scope"}
-    assert "another provider" in plan["rejected"][0]["words"]
     assert "another provider" in run_command("inspect", "harbour", "--model", "practice").output
     run_command("chat", "-c", "pier", stdin="My name is Ada.\nWhat is my name?\n")
     report = run_json("inspect", "pier", "--say", "And?")
     assert [block["sent"] for block in report["blocks"]] == [False] * 4 + [True]
-    assert report["blocks"][1]["origin"] == "engine"
-    assert report["blocks"][1]["response_id"].startswith("resp_")
-    assert all(block["tokens"] > 0 for block in report["blocks"])
     plan = report["plan"]
     assert plan["anchor"] == report["blocks"][3]["response_id"]
-    assert (plan["sent_blocks"], plan["full_blocks"]) == (1, 5)
-    assert plan["full_bytes"] > plan["sent_bytes"]
     assert plan["saved_tokens"] == sum(block["tokens"] for block in report["blocks"][:4])
     output = run_command("inspect", "pier", "--say", "And?").output
-    assert "→ 4" in output
     assert "Chained on resp_" in output
-    assert "still bill" in output
     last = f"{plan['last_sent_bytes']:,} of {plan['last_full_bytes']:,} bytes"
     assert f"The last request had {last}" in output
 
@@ -378,18 +350,15 @@ def test_search_is_filtered_ranked_and_paged(server: TestServer) -> None:
     for empty in ((), ("",), (" ", "")):
         assert run_command("search", *empty).exit_code == 2
     hits = run_json("search", "name")
-    assert {hit["title"] for hit in hits} <= {"harbour", "quay"}
     assert {hit["kind"] for hit in hits} == {"user", "assistant"}
     user_hits = run_json("search", "name", "--role", "user")
     assert user_hits == [hit for hit in hits if hit["kind"] == "user"]
     assert run_json("search", "name", "--limit", "1", "--offset", "1") == hits[1:2]
     ranked = run_json("search", "name OR ada", "--order", "rank")
     assert len(ranked) == len(run_json("search", "name", "OR", "ada"))
-    assert run_json("search", "name", "--tag", "planes") == []
     assert run_json("search", "name", "--since", "1h", "--tag", "ships") == hits
     assert run_json("search", "name", "--until", "1h") == []
     assert run_command("search", "name", "--since", "soon").exit_code == 2
-    assert run_command("search", "name", "--role", "captain").exit_code == 2
 
 
 def test_export_and_import_are_lossless(server: TestServer, tmp_path: Path) -> None:
@@ -565,22 +534,6 @@ def test_verify_checks_the_store_and_the_server(store_path: Path) -> None:
     assert json.loads(run_command("verify", "--json").stdout)["ok"] is False
 
 
-def test_gc_removes_only_deleted_data(server: TestServer, store_path: Path) -> None:
-    """Undone branches are retained, and the space of a deleted conversation is freed."""
-    before = run_json("tree", "harbour")["nodes"]
-    run_json("gc")
-    assert run_json("tree", "harbour")["nodes"] == before
-    quay = run_json("conversations")[0]["id"]
-
-    async def delete() -> None:
-        async with open_store(f"sqlite:///{store_path}") as store:
-            await store.delete(quay)
-
-    run_sync(delete())
-    assert "removed" in run_command("gc").output
-    assert [row["title"] for row in run_json("conversations")] == ["harbour"]
-
-
 def test_doctor_checks_the_store(
     server: TestServer, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -595,7 +548,6 @@ def test_doctor_checks_the_store(
     store_path.write_bytes(b"no database at all, but some bytes of something else" * 40)
     result = run_command("doctor", "--json")
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["ok"] is False
     address = "postgresql://ada:planted@127.0.0.1:9/kedge?connect_timeout=2"
     monkeypatch.setenv("KEDGE_STORE", address)
     result = run_command("doctor", "--json")

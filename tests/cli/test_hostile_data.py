@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from cli.sample_store import run_command, serve_sample_store
 from kedge.cli import group
-from kedge.cli.chat_tools import MAX_SHOWN_ARGUMENTS, format_approval
 from kedge.text.display import escape_json, escape_text, sanitize_styled, sanitize_text
 
 HOSTILE = (
@@ -170,19 +169,6 @@ def test_the_hostile_data_is_shown(spoiled: Path) -> None:
         result = run_command(*arguments, "--store", store)
         assert result.exit_code == 0, result.output
         assert "evil" in result.output, arguments
-
-
-def test_an_approval_shows_the_name_last() -> None:
-    """Line breaks and control characters are escaped, hidden characters are counted, and the name is at the end."""
-    shown = format_approval(f"rm{HOSTILE}", '{"a": "' + "\n" * 300 + "x" * 5_000 + HOSTILE + '"}')
-    check_output(shown)
-    assert shown.count("\n") == 1
-    assert shown.splitlines()[-1].startswith("Run rm\\x1b]52")
-    assert shown.endswith("?")
-    hidden = 9 + 300 + 5_000 + len(HOSTILE) - MAX_SHOWN_ARGUMENTS
-    assert f"{hidden:,} more characters are hidden" in shown
-    assert "\\n\\n\\n" in shown
-    assert format_approval("add", '{"a": 1}') == 'Arguments: {"a": 1}\nRun add?'
 
 
 def test_the_functions_for_untrusted_text() -> None:

@@ -36,34 +36,26 @@ def create_in_python(path: Path, model: str, **settings: Any) -> None:
     run_sync(create())
 
 
-COMMANDS = (("chat", "-c", "plan", "What is my name?"), ("inspect", "plan"))
+ASK = ("chat", "-c", "plan", "What is my name?")
 
 
 @pytest.mark.parametrize("provider", ["responses", "chat"])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_model_at_an_unconfirmed_address_is_named_and_not_used(
-    server: TestServer, store_path: Path, provider: str, command: tuple[str, ...]
+def test_only_a_confirmed_model_continues(
+    server: TestServer, store_path: Path, provider: str
 ) -> None:
-    """A conversation of another server is not continued with the practice model; the error names its model."""
+    """A conversation continues with the model at its recorded address, if this machine has used it before."""
     model = f"{provider}:{server.base_url}#practice"
     create_in_python(store_path, model)
     sent = len(server.requests)
-    done = run_command(*command)
-    assert done.exit_code == 1
-    assert model.partition("#")[0] in done.stderr
-    assert "pass --model" in done.stderr
+    for command in (ASK, ("inspect", "plan")):
+        done = run_command(*command)
+        assert done.exit_code == 1
+        assert model.partition("#")[0] in done.stderr
+        assert "pass --model" in done.stderr
     assert len(server.requests) == sent
     assert len(run_json("show", "plan")["blocks"]) == 2
-
-
-@pytest.mark.parametrize("provider", ["responses", "chat"])
-def test_confirmed_model_continues(server: TestServer, store_path: Path, provider: str) -> None:
-    """A model string from this machine is found by the address in the scope of the newest response."""
-    model = f"{provider}:{server.base_url}#practice"
-    create_in_python(store_path, model)
     remember(model_references(model))
-    sent = len(server.requests)
-    done = run_command("chat", "-c", "plan", "What is my name?")
+    done = run_command(*ASK)
     assert "Your name is Ada." in done.output
     assert len(server.requests) > sent
 
@@ -71,8 +63,21 @@ def test_confirmed_model_continues(server: TestServer, store_path: Path, provide
 def test_unreachable_hosted_model_is_named(server: TestServer, store_path: Path) -> None:
     """Without a key the command fails and names the provider; nothing is stored."""
     create_in_python(store_path, "openai:practice", base_url=server.base_url, api_key="secret")
-    done = run_command("chat", "-c", "plan", "What is my name?")
+    done = run_command(*ASK)
     assert done.exit_code == 1
     assert "openai:practice" in done.stderr
     assert "OPENAI_API_KEY" in done.stderr
     assert len(run_json("show", "plan")["blocks"]) == 2
+
+
+def test_a_conditional_plan_is_shown_as_such(server: TestServer, store_path: Path) -> None:
+    """Text and JSON say that a probe may change the plan; the command makes no request."""
+    server.faults.set("anonymous")
+    model = f"responses:{server.base_url}#practice"
+    create_in_python(store_path, model)
+    sent = len(server.requests)
+    options = ("plan", "--say", "And?", "--model", model)
+    assert "This may change" in run_command("inspect", *options).output
+    plan = run_json("inspect", *options)["plan"]
+    assert (plan["conditional"], plan["reason"]) == (True, "untrusted")
+    assert len(server.requests) == sent

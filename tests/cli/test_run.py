@@ -129,15 +129,12 @@ def test_failure_of_a_judge_is_reported(folder: Path, kedge_server: TestServer) 
 SIDES = 'sides = [{name = "a", model = 3}, {name = "b"}]'
 INVALID = [
     (["refine"], "refine: 'task' is missing"),
-    (["refine", "--task", "x"], "refine: 'judge' is missing"),
-    (["refine", "--task", "x", "--judge", "five"], "named as module:function"),
     (["refine", "--task", "x", "--judge", "judging:six"], "no function named 'six'"),
     (["refine", "--task", "x", "--judge", "nothing:x"], "cannot import 'nothing'"),
     (
         ["refine", "--task", "x", "--judge", "broken:x"],
         "cannot import 'broken' for 'broken:x': SyntaxE",
     ),
-    (["refine", "--task", "x", "--schema", "none.json"], "cannot be read"),
     (["refine", "--task", "x", "--judge", "a:b", "--rubric", "c"], "needs one of"),
     (["refine", "none.toml"], "cannot be read"),
     (["refine", "--resume", "wf_none"], "there is no workflow 'wf_none'"),
@@ -147,10 +144,8 @@ INVALID = [
 INVALID_FILES = [
     ("steps", '[[steps]]\nname = "a"\n', "steps[0] needs 'prompt'"),
     ("steps", '[[step]]\nname = "a"\n', "has the unknown member 'step'"),
-    ("steps", "steps =", "is not valid TOML"),
     ("steps", f"steps = {'[' * 20_000}", "is not valid TOML"),
     ("steps", 'steps = [{name = "a", prompt = "b", attempts = "3"}]', "steps[0].attempts must be a whole number"),
-    ("steps", 'steps = [{name = "a", prompt = "b", schema = 5}]', "steps[0].schema must be a table or the name of a"),
     ("debate", f'question = "x"\n{SIDES}\n[judge]\nrubric = "y"', "sides[0].model must be a text"),
     ("refine", 'task = "x"\n[judge]\nfunction = 5', "judge.function must be a text"),
 ]  # fmt: skip

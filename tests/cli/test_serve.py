@@ -64,17 +64,6 @@ def test_no_page_serves_only_the_api_until_a_signal(tmp_path: Path) -> None:
     assert b"a private matter" in db.read_bytes()
 
 
-def test_token_can_be_set_in_the_environment(
-    monkeypatch: pytest.MonkeyPatch, caught: Callable[..., Settings]
-) -> None:
-    """The token can be set by a variable, so that it is not visible in the list of processes."""
-    monkeypatch.setenv("KEDGE_SERVER_TOKEN", "from-outside")
-    settings = caught("--host", "0.0.0.0")  # noqa: S104 - nothing is bound
-    assert settings.token == "from-outside"
-    assert settings.hosts is None
-    assert caught("--token", "given").token == "given"
-
-
 @pytest.fixture
 def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
     """Return a function that runs the command without serving and returns its settings."""
@@ -90,8 +79,15 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
     return run
 
 
-def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path) -> None:
-    """Each option sets a setting, and has a default."""
+def test_options_become_settings(
+    caught: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each option sets a setting, and has a default; the token may be in the environment."""
+    monkeypatch.setenv("KEDGE_SERVER_TOKEN", "from-outside")  # not visible in the list of processes
+    public = caught("--host", "0.0.0.0")  # noqa: S104 - nothing is bound
+    assert (public.token, public.hosts) == ("from-outside", None)
+    assert caught("--token", "given").token == "given"
+    monkeypatch.delenv("KEDGE_SERVER_TOKEN")
     plain = caught()
     assert plain.db == str(data_dir() / "server.db")
     assert plain.token is None
@@ -122,17 +118,13 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
         (["--host", "192.0.2.1", "--token", ""], 2, "a token is required"),
         (["--host", "::", "--token", "x", "--fault", "status=500"], 2, "--fault is not allowed"),
         (["--model", "oracle"], 1, "no provider named 'oracle'"),
-        (["--model", "script:"], 1, "the script has no file"),
-        (["--model", "ollama:"], 1, "the model is missing"),
         (["--fault", "explode"], 1, "unknown fault 'explode'; choose one of cut_after_events"),
         (["--models", "/nowhere.toml"], 1, "cannot read /nowhere.toml"),
         (["--model", "script:/nowhere.json"], 1, "cannot be read"),
         (["--retention-days", "0"], 2, "retention-days"),
         (["--port", "70000"], 2, "port"),
-        (["--unknown-parameters", "drop"], 2, "unknown-parameters"),
         (["--db", "/dev/null/x"], 1, "cannot be opened"),
         (["--db", "mysql://user:secret@host/x"], 1, "unknown database address; use a file"),
-        (["--db", "sqlite:///"], 1, "unknown database address; use a file"),
         (["--host", "203.0.113.1", "--token", "x", "--db", ":memory:"], 1, "cannot listen"),
     ],
 )
@@ -174,26 +166,20 @@ def test_page_is_served_beside_api_and_uses_it(tmp_path: Path) -> None:
     assert store.exists()
 
 
-@pytest.mark.parametrize(
-    ("bound", "own"),
-    [("127.0.0.1", "http://127.0.0.1:"), ("0.0.0.0", "http://127.0.0.1:")],  # noqa: S104 - for a moment only
-)
-def test_page_uses_loopback_url_of_server(bound: str, own: str) -> None:
+def test_page_uses_loopback_url_of_server() -> None:
     """The page calls the server by a loopback address, even if it listens on all addresses."""
-    with bind(bound, 0) as listener:
-        assert local_url(listener).startswith(own)
+    with bind("0.0.0.0", 0) as listener:  # noqa: S104 - for a moment only
+        assert local_url(listener).startswith("http://127.0.0.1:")
 
 
 @for_each(
     ("host", "local"),
     [
         ("127.0.0.1", True),
-        ("127.8.8.8", True),
         ("::1", True),
         ("localhost", True),
         ("0.0.0.0", False),  # noqa: S104 - nothing is bound
         ("::", False),
-        ("192.168.0.1", False),
         ("localhost.example.com", False),
         ("", False),
     ],
@@ -209,7 +195,6 @@ def test_only_loopback_is_local(host: str, local: bool) -> None:
         ("linux", None, ".local/share/kedge/server.db"),
         ("linux", "XDG_DATA_HOME", "data/kedge/server.db"),
         ("darwin", None, "Library/Application Support/kedge/server.db"),
-        ("win32", None, "AppData/Local/kedge/server.db"),
         ("win32", "LOCALAPPDATA", "data/kedge/server.db"),
     ],
 )
@@ -234,14 +219,3 @@ def test_models_are_read_from_file(tmp_path: Path, caught: Callable[..., Setting
     assert list(settings.models) == ["a", "b"]
     assert (settings.model.name, settings.default) == ("a", None)
     assert caught("--model", "ollama:llama3.2").model.name == "llama3.2"
-
-
-def test_faults_are_applied_to_responses() -> None:
-    """The running command applies two faults at once."""
-    faults = ("--fault", "status=503,times=1", "--fault", "omit_response_id")
-    with run_serve("--db", ":memory:", "--no-page", *faults) as (_, line):
-        url, body = f"{line['base_url']}/responses", {"model": "practice", "input": "Hello"}
-        assert httpx2.post(url, json=body, timeout=TIMEOUT).status_code == 503
-        answer = httpx2.post(url, json=body, timeout=TIMEOUT)
-    assert answer.status_code == 200
-    assert "id" not in answer.json()

@@ -31,8 +31,11 @@ def test_precedence_of_sources(file: Path) -> None:
     assert (setting.value, setting.source, setting.location) == ("xai:grok-4", "file", str(file))
     assert config.find("serve.host").source == "default"
     assert config["serve.host"] == "127.0.0.1"
-    empty = Config(file, {}, {"KEDGE_MODEL": ""})
+    empty = Config(file, {}, {"KEDGE_MODEL": "", "KEDGE_TRACE": "Yes"})
     assert empty.find("model").source == "default"
+    assert empty["trace"] is True
+    with pytest.raises(InvalidSetting, match="KEDGE_TRACE must be"):
+        _ = Config(file, {}, {"KEDGE_TRACE": "perhaps"})["trace"]
 
 
 def test_configured_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,22 +54,15 @@ def test_configured_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("model = 3", "line 1: model must be a string, not 3"),
         ("\n[serve]\nport = '1'", "line 3: serve.port must be an integer, not '1'"),
         ("[serve]\nport = 70000", "line 2: serve.port must be at least 0 and at most 65535"),
-        ("[serve]\nport = true", "line 2: serve.port must be an integer, not True"),
-        ("serve.pace = nan", "line 1: serve.pace must be at least 0"),
         ("serve.max_body_mb = inf", "must be at least 0.001 and finite, not inf"),
         (f"timeout = 1{'0' * 400}", "finite, not a number of that size"),
-        (f"serve.port = 1{'0' * 400}", "at most 65535 and finite"),
         (f"model = {'[' * 20_000}", "is not valid TOML"),
         ("trace = 1", "line 1: trace must be true or false, not 1"),
         ("mode = 'chain'", "line 1: mode must be one of chained, stateless, conversation"),
         ("# hm\nmodell = 'x'", "line 2: unknown setting 'modell'; did you mean model?"),
         ("port = 1", "line 1: unknown setting 'port'; did you mean port under [serve]?"),
-        ("[kedge]\nmodel = 'x'", "'kedge.model'; did you mean model, before the first section?"),
         ("[server]\nmodel = 'x'", "'server.model'; did you mean model under [serve]?"),
         ("[serve]\nstore = 'x'", "'serve.store'; did you mean store, before the first section?"),
-        ("[serve]\nprot = 1", "'serve.prot'; did you mean port under [serve]?"),
-        ("[mcp]\nallow_write = true", "'mcp.allow_write'; 'kedge config' lists all settings"),
-        ("modle = 'x'", "'modle'; did you mean model?"),
         ("serve_port = 1", "'serve_port'; did you mean port under [serve]?"),
         ("KEDGE_MODEL = 'x'", "'KEDGE_MODEL'; did you mean model?"),
         ("serve = 1", "'serve'; it is a section: write [serve], and its settings below that line"),
@@ -74,10 +70,8 @@ def test_configured_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "[openai]\napi_key = 'x'",
             "API keys are read from the environment, such as OPENAI_API_KEY",
         ),
-        ("[serve]\nzzz = 1", "line 2: unknown setting 'serve.zzz'"),
         ("qqqqq = 1", "'kedge config' lists all settings"),
         ("model = \n", "is not valid TOML: Invalid value (at line 1"),
-        ("[serve\n", "is not valid TOML"),
     ],
 )
 def test_invalid_file_is_reported_with_position(file: Path, text: str, message: str) -> None:
@@ -101,30 +95,11 @@ def test_unreadable_file_is_reported(file: Path) -> None:
         load_config()
 
 
-def test_variables_are_parsed_by_type() -> None:
-    """Numbers, switches and choices are parsed by the type of the setting; the error names the variable."""
-    valid = [("serve.port", "0", 0), ("serve.pace", "0.5", 0.5), ("mode", "stateless", "stateless")]
-    for name, text, value in (*valid, ("trace", "Yes", True), ("trace", "off", False)):
-        assert SETTINGS[name].parse(text, "X") == value
-    invalid = [
-        ("serve.port", "x"),
-        ("serve.port", "1.5"),
-        ("trace", "perhaps"),
-        ("serve.pace", "-1"),
-    ]
-    for name, text in invalid:
-        variable = SETTINGS[name].env
-        with pytest.raises(InvalidSetting, match=f"{variable} must be"):
-            Config(Path("x"), {}, {variable: text}).find(name)
-
-
 @for_each(
     ("variable", "similar"),
     [
         ("KEDGE_PORT", "KEDGE_SERVE_PORT"),
-        ("KEDGE_MODLE", "KEDGE_MODEL"),
         ("KEDGE_SERVE_TOKEN", "KEDGE_SERVER_TOKEN"),
-        ("KEDGE_SERVE_STORE", "KEDGE_STORE"),
         ("KEDGE_APIKEY", "KEDGE_API_KEY"),
         ("KEDGE_MODEL_TEA", ""),
         ("KEDGE_LIVE", ""),
@@ -152,9 +127,8 @@ def test_secrets_are_masked() -> None:
     assert mask_value(SETTINGS["store"], address) == (
         "postgresql://ada:…@db.example/kedge?sslmode=require"
     )
-    for name in ("model", "serve.model"):
-        address = "responses:http://ada:planted-pass@ai.example/v1#m"
-        assert mask_value(SETTINGS[name], address) == "responses:http://ada:…@ai.example/v1#m"
+    address = "responses:http://ada:planted-pass@ai.example/v1#m"
+    assert mask_value(SETTINGS["model"], address) == "responses:http://ada:…@ai.example/v1#m"
     for name in ("store", "serve.db", "proxy.db"):
         assert "planted-pass" not in mask_value(SETTINGS[name], "postgresql://a:planted-pass@b/c")
     with pytest.raises(InvalidSetting) as exc_info:
@@ -162,21 +136,11 @@ def test_secrets_are_masked() -> None:
     assert "4711" not in str(exc_info.value)
     for address in ("responses:http://127.0.0.1:8484/v1#claude@1", "postgresql://ada@db/kedge"):
         assert mask_url(address) == address
-    for secret, masked in (
-        ("", ""),
-        ("short", "…"),
-        ("x" * 19, "…"),
-        ("abc" + "x" * 20, "abc…xxxx"),
-    ):
+    for secret, masked in (("", ""), ("x" * 19, "…"), ("abc" + "x" * 20, "abc…xxxx")):
         assert mask(secret) == masked
     for address in (
-        *(
-            "postgresql://u:planted@h/d",
-            "postgresql://u:planted@odd@h/d",
-            "postgresql://:planted@h",
-        ),
-        *("postgresql://h/d?user=u&password=planted", "host=h password=planted dbname=d"),
-        "host=h password='planted word' dbname=d",
+        *("postgresql://u:planted@odd@h/d", "postgresql://:planted@h"),
+        *("postgresql://h/d?user=u&password=planted", "host=h password='planted word' dbname=d"),
     ):
         shown = mask_url(address)
         assert "planted" not in shown

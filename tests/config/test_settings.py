@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.config import SETTINGS, config_path, data_dir, store_url
+from kedge.config import SETTINGS, store_url
 from kedge.config.settings import OTHER_VARIABLES
 from kedge.errors import CannotOpenStore
 
@@ -49,14 +49,3 @@ def test_store_is_a_file_or_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert store_url(":memory:") == "sqlite://:memory:"
     with pytest.raises(CannotOpenStore, match="'postgres' is neither an address nor a file"):
         store_url("postgres")
-
-
-def test_file_is_in_platform_config_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The file is in the configuration folder, separate from the data, or set by KEDGE_CONFIG."""
-    monkeypatch.delenv("KEDGE_CONFIG", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert config_path().name == "config.toml"
-    assert data_dir() != config_path().parent
-    monkeypatch.setenv("KEDGE_CONFIG", "~/mine.toml")
-    assert config_path() == Path.home() / "mine.toml"

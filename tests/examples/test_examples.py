@@ -121,66 +121,24 @@ def test_state_stays_bounded_over_200_turns() -> None:
     assert full == cuts + 1
 
 
-def test_custom_trigger_removes_the_old_subject(capsys: pytest.CaptureFixture[str]) -> None:
-    """After the compaction only the messages about the new subject remain."""
-    runpy.run_path(str(EXAMPLES / "custom_trigger.py"), run_name="__main__")
+PRINTED = {
+    "custom_trigger.py": r"(?s).*compacted by SubjectChanged\+NewestSubject: -4"
+    r".*1\. New subject: my dog is called Rex\.\n",
+    "summarizer.py": r"(?s).*compacted by SummarizingCompactor.*Yes, in message 1.*Argo.*",
+    "refine_puzzle.py": r"(?s).*score\D+0\.29\n.*score\D+0\.65\n.*score\D+1\.0\n.*solved\n(?<!not solved\n)",
+    "debate.py": r"(?s)tea:\n  1\. Tea wakes .*coffee:\n.*  2\. Coffee wakes faster.*\ntea won after 2 rounds: .*",
+    "pipeline.py": r"(?s)trip: Trip\(city='Lisbon', days=3, mode='ship'\)\n.*"
+    r"note: '72 hours in Lisbon, by ship'\n.*I travel to Lisbon.*",
+}
+"""Example -> a pattern of all that it prints with its own scripted model."""
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_example_prints_its_result(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Examples with a scripted model print their compactions, rounds, sides and typed results."""
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     printed = capsys.readouterr().out
-    assert "compacted by SubjectChanged+NewestSubject: -4" in printed
-    assert printed.endswith("1. New subject: my dog is called Rex.\n")
-
-
-def test_summary_contains_removed_messages(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first ship is found in the summary."""
-    runpy.run_path(str(EXAMPLES / "summarizer.py"), run_name="__main__")
-    printed = capsys.readouterr().out
-    assert "compacted by SummarizingCompactor" in printed
-    assert "Yes, in message 1" in printed
-    assert "Argo" in printed
-
-
-def test_puzzle_is_solved_with_critique(capsys: pytest.CaptureFixture[str]) -> None:
-    """The score rises in each round, and the rule also solves the grid that was not shown."""
-    runpy.run_path(str(EXAMPLES / "refine_puzzle.py"), run_name="__main__")
-    printed = capsys.readouterr().out
-    assert [line.split()[-1] for line in printed.splitlines() if "score" in line] == [
-        "0.29",
-        "0.65",
-        "1.0",
-    ]
-    assert printed.endswith("solved\n")
-    assert "not solved" not in printed
-
-
-def test_puzzle_is_not_solved_without_critique() -> None:
-    """Without the judge's critique the score does not rise."""
-    example = runpy.run_path(str(EXAMPLES / "refine_puzzle.py"))
-    result = run_sync(example["solve"](again="Please try again."))
-    assert not result.passed
-    assert {each.verdict.score for each in result.rounds} == {0.29}
-    assert len(result.rounds) == 6
-
-
-def test_debate_is_printed_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each side answers the other, and the judge ends the debate."""
-    runpy.run_path(str(EXAMPLES / "debate.py"), run_name="__main__")
-    assert capsys.readouterr().out == (
-        "tea:\n"
-        "  1. Tea wakes slowly and lasts until the morning.\n"
-        "  2. They do, and at four the watch sleeps.\n"
-        "coffee:\n"
-        "  1. Coffee is what sailors drink.\n"
-        "  2. Coffee wakes faster, and rocks do not wait.\n"
-        "tea won after 2 rounds: A watch lasts the whole night.\n"
-    )
-
-
-def test_pipeline_passes_typed_results(capsys: pytest.CaptureFixture[str]) -> None:
-    """Steps receive typed results, and the last step still has the first message in its context."""
-    runpy.run_path(str(EXAMPLES / "pipeline.py"), run_name="__main__")
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "trip: Trip(city='Lisbon', days=3, mode='ship')"
-    assert printed[2] == "note: '72 hours in Lisbon, by ship'"
-    assert "I travel to Lisbon" in printed[3]
+    assert re.fullmatch(PRINTED[name], printed), printed
 
 
 def test_typed_output_prints_model_fields(

@@ -99,7 +99,6 @@ def call_tool(params: dict[str, Any]) -> dict[str, Any] | None:
             write({"method": "notifications/tools/list_changed"})
             return {"content": []}
         case "hang":
-            Path(os.environ["PID_FILE"] + ".called").touch()
             return None
         case "huge":
             return {"content": [{"type": "text", "text": "z" * HUGE}]}
@@ -187,10 +186,7 @@ def main() -> None:
     misbehave_at_startup()
     for line in sys.stdin:
         message = json.loads(line)
-        if message["method"] == "notifications/cancelled":
-            with Path(os.environ["PID_FILE"] + ".cancelled").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(message["params"]))
-        elif "id" in message:
+        if "id" in message:
             answer(message)
     if MODE == "stubborn":
         time.sleep(600)

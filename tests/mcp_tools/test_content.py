@@ -49,11 +49,15 @@ def test_supported_images_become_image_parts() -> None:
     assert convert(types.EmbeddedResource(resource=blob)) == [part]
     drawing = convert_text(types.ImageContent(data="AAAA", mime_type="image/svg+xml"))
     assert drawing == "[omitted: an image of type image/svg+xml, 3 bytes; models do not take it]"
+    claimed = convert_text(types.ImageContent(data="aGVsbG8=", mime_type="image/png"))
+    assert claimed.startswith(
+        "[omitted: an image of type image/png, "
+    )  # a provider would reject it
     broken = convert_text(types.ImageContent(data="?", mime_type="image/png"))
     assert broken == "[omitted: an image that is not valid base64]"
 
 
-@pytest.mark.parametrize("media_type", ["image/jpg", "IMAGE/PNG", "image/jpeg", "image/*"])
+@for_each("media_type", ["image/jpg", "IMAGE/PNG", "image/*"])
 def test_content_determines_the_type_of_an_image(media_type: str) -> None:
     """An image has the type of its content, which a provider requires, whatever the server declares."""
     lines = base64.encodebytes(PNG).decode()
@@ -65,13 +69,6 @@ def test_content_determines_the_type_of_an_image(media_type: str) -> None:
         [part] = convert(content)
         assert isinstance(part, ImagePart)
         assert part.url == f"data:image/png;base64,{DATA}"
-
-
-@pytest.mark.parametrize("data", ["", "aGVsbG8="])
-def test_data_that_is_no_image_is_described(data: str) -> None:
-    """Data that is declared as an image but is not one is described, because a provider would reject it."""
-    text = convert_text(types.ImageContent(data=data, mime_type="image/png"))
-    assert text.startswith("[omitted: an image of type image/png, ")
 
 
 def test_other_content_becomes_text() -> None:
@@ -95,21 +92,17 @@ def test_other_content_becomes_text() -> None:
         ([], {"a": "é"}, ['{"a": "é"}']),
         (['{"a":1}'], {"a": 1}, ['{"a":1}']),
         (["3"], {"result": 3}, ["3"]),
-        (["three"], {"result": "three"}, ["three"]),
         (["It is 3."], {"result": 3}, ["It is 3.", '{"result": 3}']),
         (["x"], [1], ["x", "[1]"]),
         (["1", "2"], {"result": [1, 2]}, ["1", "2"]),
         (['{"a": 1}'], {"result": [{"a": 1}]}, ['{"a": 1}']),
-        (["1", "b"], {"result": [1, "b"]}, ["1", "b"]),
         (["1"], {"result": [1, 2]}, ["1", '{"result": [1, 2]}']),
         ([], {"result": []}, ['{"result": []}']),
         (["hello"], {"content": "hello"}, ["hello"]),
         (['[{"a": 1}]'], {"entities": [{"a": 1}]}, ['[{"a": 1}]']),
-        (["1", "2"], {"numbers": [1, 2]}, ["1", "2"]),
         (["hello"], {"content": [{"type": "text", "text": "hello"}]}, ["hello"]),
         (["Done."], {"success": True, "message": "Done."}, ["Done.", '{"success": true}']),
         (["1"], {"page": 1, "rows": [1]}, ["1", '{"page": 1, "rows": [1]}']),
-        (["x"], {"a": "x", "b": "x"}, ["x", '{"a": "x", "b": "x"}']),
         (["1"], {"flag": True}, ["1", '{"flag": true}']),
     ],
 )

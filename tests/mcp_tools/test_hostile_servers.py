@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -91,27 +90,12 @@ async def test_call_without_a_response_times_out(open_raw: OpenRaw) -> None:
         assert (await call(toolbox)).metadata["kedge.outcome"] == "timeout"
 
 
-async def test_server_is_notified_of_a_cancelled_call(open_raw: OpenRaw, pid_file: Path) -> None:
-    """The notification has the id of the cancelled request."""
-    called, cancelled = (Path(f"{pid_file}.{suffix}") for suffix in ("called", "cancelled"))
-    async with open_raw("hang") as toolbox:
-        waiting = asyncio.create_task(call(toolbox))
-        await wait_for(called.exists)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        await wait_for(lambda: cancelled.exists() and "requestId" in cancelled.read_text())
-
-
-async def test_large_result_is_truncated(open_raw: OpenRaw) -> None:
-    """A large result is truncated in the same way as other tool results."""
+async def test_large_results_are_truncated(open_raw: OpenRaw) -> None:
+    """Large text is cut as in other tool results, and the number of omitted items is added."""
     async with open_raw("huge") as toolbox:
         text = (await call(toolbox)).text
         assert len(text) < MAX_OUTPUT + 100
         assert "truncated" in text
-
-
-async def test_result_with_many_items_is_truncated(open_raw: OpenRaw) -> None:
-    """The number of omitted items is added to the result."""
     async with open_raw("items") as toolbox:
         result = await call(toolbox)
         assert len(result.parts) == content.MAX_CONTENT_ITEMS + 1
@@ -176,40 +160,39 @@ async def test_large_schemas_and_descriptions_are_bounded(open_raw: OpenRaw) -> 
 TEXT = {"type": "text", "text": "a"}
 
 
-@pytest.mark.parametrize(
-    ("mode", "arguments", "outcome", "text"),
-    [
-        ("garbage", {"text": "hi"}, "ok", '{"text": "hi"}'),
-        ("input", {}, "failed", "The server requires input from the user, which is not supported."),
-        ("reject", {}, "failed", "The MCP server rejected the call: no such method"),
-        ("given", {"content": "no list"}, "failed", "The server returned an invalid result."),
-        ("given", 5, "failed", "The MCP server rejected the call: its response is not valid"),
-        ("given", {"structuredContent": {"n": 1}}, "ok", '{"n": 1}'),
-        (
-            "given",
-            {"content": None, "structuredContent": {"n": 1}, "isError": None},
-            "ok",
-            '{"n": 1}',
-        ),
-        ("given", {"content": None}, "ok", ""),
-        ("given", {"content": [{**TEXT, "annotations": {"priority": 5}, "_meta": 5}]}, "ok", "a"),
-        (
-            "given",
-            {"content": [TEXT, {"type": "video", "data": "AAAA"}]},
-            "ok",
-            "a\n[omitted: content that is not valid, or of an unknown type]",
-        ),
-    ],
-)
-async def test_what_can_be_read_of_a_result_is_used(
-    open_raw: OpenRaw, mode: str, arguments: Any, outcome: str, text: str
-) -> None:
+READABLE = [
+    ("garbage", {"text": "hi"}, "ok", '{"text": "hi"}'),
+    ("input", {}, "failed", "The server requires input from the user, which is not supported."),
+    ("reject", {}, "failed", "The MCP server rejected the call: no such method"),
+]
+GIVEN = [
+    ({"content": "no list"}, "failed", "The server returned an invalid result."),
+    (5, "failed", "The MCP server rejected the call: its response is not valid"),
+    ({"content": None, "structuredContent": {"n": 1}, "isError": None}, "ok", '{"n": 1}'),
+    ({"content": None}, "ok", ""),
+    ({"content": [{**TEXT, "annotations": {"priority": 5}, "_meta": 5}]}, "ok", "a"),
+    (
+        {"content": [TEXT, {"type": "video", "data": "AAAA"}]},
+        "ok",
+        "a\n[omitted: content that is not valid, or of an unknown type]",
+    ),
+]
+"""Results that a server returns, and the outcome and the text of each call."""
+
+
+async def test_what_can_be_read_of_a_result_is_used(open_raw: OpenRaw) -> None:
     """Output that is no message is skipped, invalid members are ignored, and an error is a failed call."""
-    async with open_raw(mode) as toolbox:
-        sent = {"result": arguments} if mode == "given" else arguments
-        received = await call(toolbox, **sent)
-    assert received.metadata["kedge.outcome"] == outcome
-    assert "\n".join(part.text for part in received.parts if isinstance(part, TextPart)) == text
+    calls = [
+        *((mode, [(arguments, *expected)]) for mode, arguments, *expected in READABLE),
+        ("given", [({"result": result}, *expected) for result, *expected in GIVEN]),
+    ]
+    for mode, expected in calls:
+        async with open_raw(mode) as toolbox:
+            for arguments, outcome, text in expected:
+                received = await call(toolbox, **arguments)
+                assert received.metadata["kedge.outcome"] == outcome
+                parts = [part.text for part in received.parts if isinstance(part, TextPart)]
+                assert "\n".join(parts) == text
 
 
 async def test_error_code_of_the_server_keeps_the_connection(open_raw: OpenRaw) -> None:
@@ -275,27 +258,6 @@ async def test_failed_listing_retains_the_tools(
         assert list(toolbox) == ["echo", "more"]
 
 
-async def test_unresponsive_server_and_its_children_are_killed(
-    open_raw: OpenRaw, pid_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server that ignores the end of its input and SIGTERM is killed with its child process."""
-    monkeypatch.setattr(transports, "GRACE_SECONDS", 0.2)
-    async with open_raw("stubborn") as toolbox:
-        assert (await call(toolbox)).text == "{}"
-    assert len(read_pids(pid_file)) == 2
-
-
-async def test_server_is_stopped_after_an_exception(open_raw: OpenRaw) -> None:
-    """An exception in the block leaves no process behind."""
-
-    async def fail() -> None:
-        async with open_raw("hang"):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await fail()
-
-
 async def test_server_is_stopped_if_cancelled_repeatedly(
     open_raw: OpenRaw, pid_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,15 +296,6 @@ async def test_server_is_stopped_if_cancelled_at_startup(
             group.start_soon(connect)
             await wait_for(pid_file.exists)
             scope.cancel()
-
-
-async def test_killed_process_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exit status is read even if the process exits after the grace period."""
-    monkeypatch.setattr(transports, "GRACE_SECONDS", 0.0)
-    process = await anyio.open_process(["sleep", "1000"], start_new_session=True)
-    await transports.stop_process(process)
-    assert process.returncode in (-signal.SIGTERM, -signal.SIGKILL)
-    await process.aclose()
 
 
 def test_server_is_stopped_with_the_event_loop(open_raw: OpenRaw) -> None:

@@ -2,9 +2,6 @@
 
 import base64
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -212,28 +209,6 @@ async def test_command_serves_standard_streams(environment: dict[str, str]) -> N
         assert (row["conversation"], row["title"]) == (answer["conversation"], "names")
 
 
-def start_http(environment: dict[str, str]) -> "subprocess.Popen[str]":
-    """Start the command on a free port and return the process."""
-    command = [*KEDGE_MCP, "--http", "--port", "0", "--json"]
-    env = {**os.environ, **environment}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True)
-
-
-async def test_command_serves_http(store: Store, environment: dict[str, str]) -> None:
-    """The command prints the URL of a free port and serves until it is interrupted."""
-    process = start_http(environment)
-    assert process.stdout is not None
-    try:
-        url = json.loads(process.stdout.readline())["url"]
-        async with mcp_tools(url, connect_timeout=120) as toolbox:
-            [row] = await call_json(toolbox, "list")
-            assert row["title"] == "harbour"
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=300)
-    assert process.returncode == 0
-
-
 @pytest.fixture
 def command_environment(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -242,14 +217,6 @@ def command_environment(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     return environment
-
-
-@pytest.mark.usefixtures("command_environment")
-def test_missing_store_is_reported() -> None:
-    """A read-only server does not create a missing store."""
-    done = run_command("mcp")
-    assert done.exit_code == 1
-    assert "there are no conversations yet" in done.output
 
 
 @pytest.mark.usefixtures("command_environment")

@@ -103,18 +103,6 @@ async def test_store_that_cannot_be_read_is_read_again(
     assert "internal error of the scheduled deletions: ValueError" in caplog.text
 
 
-@pytest.mark.parametrize("namespace", ["", "alice"])
-async def test_any_server_completes_a_deletion(stores: Sequence[Store], namespace: str) -> None:
-    """A running server deletes what another one has scheduled since and then did not delete."""
-    queue = DeletionQueue()
-    await queue.resume(stores[1])
-    owner = stores[0].use_namespace(namespace) if namespace else stores[0]
-    row = await owner.create("Private")
-    await owner.schedule_delete(row, await owner.database_time())
-    await wait_until_deleted(owner, row)
-    await queue.aclose()
-
-
 async def test_other_servers_do_not_shorten_the_time_for_undo(stores: Sequence[Store]) -> None:
     """A server that starts, has a clock that is ahead, and shuts down leaves a deletion of another server."""
     first, second = DeletionQueue(), DeletionQueue()

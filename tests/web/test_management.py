@@ -8,12 +8,11 @@ from pathlib import Path
 from for_each import for_each
 from kedge.store import ConversationRow
 from kedge.store.summaries import ConversationSummary
-from kedge.turns import user
 from kedge.web.service import ConversationService, build_tag_url
 from kedge.web.shapes import overview_status
 from kedge.web.transcript import find_matches
 from web.conftest import TIMEOUT, PageServer, serve_page
-from web.test_runs import GatedModel, start_turn
+from web.test_runs import start_turn
 
 
 async def close_deletions(service: ConversationService) -> None:
@@ -65,56 +64,27 @@ def test_killed_server_completes_deletions_at_start(tmp_path: Path) -> None:
         assert {row["id"] for row in rows} == {later, listed}
 
 
-def test_list_is_filtered_and_omits_empty_conversations(empty_page: PageServer) -> None:
-    """Lists are filtered by tag and model, and omit conversations without a title or a message."""
-    empty_page.post("/api/conversations")
-    titled = empty_page.post("/api/conversations", title="Plans", tags=["work"])["id"]
-    answered = empty_page.create_conversation("Hello")
-    assert {row["id"] for row in empty_page.get("/api/conversations")["data"]} == {titled, answered}
-    assert [row["id"] for row in empty_page.get("/api/conversations", tag="work")["data"]] == [
-        titled
-    ]
-    response = empty_page.get("/api/conversations", model="practice")
-    assert [row["id"] for row in response["data"]] == [answered]
-    assert empty_page.get("/api/conversations", model="none")["total"] == 0
-    html = empty_page.client.get("/?tag=work").text
-    assert "<option selected>work</option>" in html
-    assert "Plans" in html
-    assert f"/conversations/{answered}" not in html
+def test_status_of_conversation(gated: PageServer) -> None:
+    """Running, stopped and failed questions at the head are shown in the list."""
+    name = gated.create_conversation("Hello")
 
+    def status() -> str:
+        (row,) = gated.get("/api/conversations")["data"]
+        return row["status"]
 
-def test_status_of_conversation(tmp_path: Path) -> None:
-    """Running, stopped, failed and pending questions at the head are shown in the list."""
-    gate = GatedModel()
-    with serve_page(tmp_path, model=gate) as page:
-        name = page.create_conversation("Hello")
-
-        def status() -> str:
-            (row,) = page.get("/api/conversations")["data"]
-            return row["status"]
-
-        assert status() == "active"
-        run = start_turn(page, name, "wait for me")
-        assert status() == "running"
-        assert 'class="chip running"' in page.client.get(f"/conversations/{name}").text
-        page.post(f"/api/conversations/{name}/runs/{run}/stop")
-        assert status() == "cancelled"
-        assert ">cancelled</span>" in page.client.get("/").text
-        page.faults.set("status=500")
-        page.client.post(f"/api/conversations/{name}/turns", json={"text": "Go on"})
-        page.faults.clear()
-        assert status() == "failed"
-        assert 'class="chip failed"' in page.client.get(f"/conversations/{name}").text
-
-        async def ask_only(service: ConversationService) -> None:
-            row = await service.store.conversation(name)
-            node = await service.store.node(row, row.head)
-            await service.store.append(row, node, [user("Left by a crash")], kind="asked")
-
-        page.run(ask_only)
-        assert status() == "pending"
-        page.post(f"/api/conversations/{name}/turns", text="And now?")
-        assert status() == "active"
+    assert status() == "active"
+    run = start_turn(gated, name, "wait for me")
+    assert status() == "running"
+    assert 'class="chip running"' in gated.client.get(f"/conversations/{name}").text
+    gated.post(f"/api/conversations/{name}/runs/{run}/stop")
+    assert status() == "cancelled"
+    assert ">cancelled</span>" in gated.client.get("/").text
+    gated.faults.set("status=400", times=1)
+    gated.client.post(f"/api/conversations/{name}/turns", json={"text": "Go on"})
+    assert status() == "failed"
+    assert 'class="chip failed"' in gated.client.get(f"/conversations/{name}").text
+    gated.post(f"/api/conversations/{name}/turns", text="And now?")
+    assert status() == "active"
 
 
 @for_each(

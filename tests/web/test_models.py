@@ -96,15 +96,6 @@ def test_stored_address_is_never_used(empty_page: PageServer, kedge_server: Test
     assert len(kedge_server.requests) == sent
 
 
-def test_practice_conversation_of_cli_continues_on_server(empty_page: PageServer) -> None:
-    """A conversation of ``kedge chat`` continues on the server beside the page."""
-    name = create_elsewhere(empty_page, "practice", recorded="practice")
-    turn = empty_page.post(f"/api/conversations/{name}/turns", text="What is my name?")
-    assert turn["text"] == "Your name is Ada."
-    *_, last = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]
-    assert last["response"]["provider"] == "responses"
-
-
 def test_unknown_model_is_rejected(empty_page: PageServer) -> None:
     """An unknown model is rejected for a new conversation and for a turn."""
     rejected = empty_page.client.post("/api/conversations", json={"model": "gpt-5.1"})

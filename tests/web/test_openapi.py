@@ -1,5 +1,6 @@
 """Schemathesis tests that the API matches its OpenAPI document."""
 
+import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,7 @@ def test_api_matches_its_document(known: Known, subtests: pytest.Subtests) -> No
     from schemathesis.pytest.lazy import get_all_tests
 
     document = get_openapi_document()
+    assert known[0].get("/api/openapi.json") == json.loads(json.dumps(document))
     schema = schemathesis.openapi.from_dict(document, config=SchemathesisConfig.from_dict(CONFIG))
     limits = settings(
         max_examples=scale_examples(2),

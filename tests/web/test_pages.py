@@ -12,7 +12,7 @@ from kedge.conversation import Conversation
 from kedge.store import ProxiedRequest
 from kedge.turns import image, user
 from kedge.web.service import ConversationService
-from kedge.workflows import Side, Verdict, debate, refine
+from kedge.workflows import Verdict, refine
 from web.conftest import PageServer, serve_page
 from web.test_api import parse_events
 
@@ -27,16 +27,6 @@ def page_text(html: str) -> str:
 def graph_nodes(html: str) -> list[str]:
     """Return the nodes that have a row in the graph."""
     return re.findall(r'<a href="\?at=\d+" data-node="(\d+)"', html)
-
-
-def test_empty_list_has_a_hint(empty_page: PageServer) -> None:
-    """Empty pages have a hint, and the list shows the base URL for clients."""
-    html = empty_page.client.get("/").text
-    assert "No conversations yet" in html
-    assert f"{empty_page.url}/v1" in html
-    assert "No requests in this range" in empty_page.client.get("/dashboard").text
-    assert "No workflows yet" in empty_page.client.get("/workflows").text
-    assert "No matches" in empty_page.client.get("/?q=nothing").text
 
 
 def test_list_is_paged_at_ten_thousand_rows(tmp_path: Path) -> None:
@@ -102,35 +92,6 @@ def test_conversation_is_readable_without_scripts(page: PageServer) -> None:
     assert page.client.get("/conversations/none").status_code == 404
 
 
-def test_every_rejected_candidate_has_a_reason(page: PageServer) -> None:
-    """After an edit, the plan card shows which response cannot be used and why."""
-
-    async def work(service: ConversationService) -> str:
-        conversation = await Conversation.create(service.models.engine, store=service.store)
-        await conversation.send("What is 2+3?")
-        await conversation.send("Thanks")
-        await conversation.edit(conversation.turn.blocks[0].id, "What is 20+3?")
-        await conversation.send("What did I say first?")
-        return conversation.id
-
-    name = page.run(work)
-    head = page.get(f"/api/conversations/{name}/chain")["head"]
-    text = page_text(page.client.get(f"/conversations/{name}/plans/{head}?part=1").text)
-    assert (
-        "The first changed message is the user message “What is 2+3?”, which is now “What is 20+3?”."
-        in text
-    )
-    html = page.client.get(f"/conversations/{name}").text
-    assert html.count("data-exchange=") == 3  # blocks retained by the edit stay in their exchanges
-    assert "What is 20+3?" in html
-    assert "Sent in full (5 blocks, " in text
-    assert "changed" in text
-    assert "the conversation before or in it was edited since" in text
-    marks = [node["marks"] for node in page.get(f"/api/conversations/{name}/chain")["nodes"]]
-    assert ["edited"] in marks
-    assert ["full", "head"] in marks
-
-
 def test_stored_images_are_shown_and_remote_ones_linked(page: PageServer) -> None:
     """Stored images are shown; remote images are linked and not loaded."""
 
@@ -175,19 +136,11 @@ def test_long_path_is_truncated_and_can_be_expanded(page: PageServer) -> None:
     assert len(graph_nodes(unfolded)) == 45
 
 
-def test_dashboard_has_figures(page: PageServer) -> None:
-    """The dashboard has statistics and charts for every time range."""
-    page.create_conversation("First", "Second")
-    for name in ("15m", "1h", "24h", "7d", "30d", "nonsense"):
-        html = page.client.get(f"/dashboard?range={name}").text
-        assert "Bytes saved" in html
-        assert html.count("<figure") == 10
-
-
 def test_dashboard_of_an_empty_page(empty_page: PageServer) -> None:
     """A figure that no request has is described by words; updates are sent as server-sent events."""
+    assert "No requests in this range" in empty_page.client.get("/dashboard").text
     name = empty_page.create_conversation("Before")
-    text = page_text(empty_page.client.get("/dashboard").text)
+    text = page_text(empty_page.client.get("/dashboard?range=nonsense").text)
     assert "First token \N{EN DASH} no streamed answer" in text
     assert "within" not in text
     body = {"text": "Second", "stream": True}
@@ -226,30 +179,14 @@ async def _run_refine(service: ConversationService) -> str:
     return result.workflow
 
 
-async def _run_debate(service: ConversationService) -> str:
-    result = await debate(
-        "Which is better?",
-        [Side("sail", service.models.engine), Side("steam", service.models.engine)],
-        judge=lambda text: "sail" if len(text) >= 4 else None,
-        store=service.store,
-    )
-    return result.workflow
-
-
-@pytest.mark.parametrize("kind", ["refine", "debate"])
-def test_workflows_are_shown_as_rounds_and_columns(page: PageServer, kind: str) -> None:
+def test_workflows_are_shown_as_rounds(page: PageServer) -> None:
     """A workflow page shows the verdict of each round and the result."""
-    name = page.run(_run_refine if kind == "refine" else _run_debate)
+    name = page.run(_run_refine)
     assert name in page.client.get("/workflows").text
     html = page.client.get(f"/workflows/{name}").text
     assert html.count('<section class="round"') == 2
-    if kind == "refine":
-        assert "&lt;b&gt;Shorter&lt;/b&gt;, please" in html
-        assert "The last answer passed." in html
-        assert html.count('class="cell') == 2 + html.count('class="cells')
-    else:
-        assert html.count("cells-2") == 2
-        assert "sail won." in html
+    assert "&lt;b&gt;Shorter&lt;/b&gt;, please" in html
+    assert "The last answer passed." in html
     assert page.client.get("/workflows/none").status_code == 404
 
 
@@ -332,7 +269,6 @@ def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
         text = page_text(page.client.get("/requests").text)
         assert "3 requests: 1 chained, 1 healed" in text
         assert "no_anchor" in text
-        assert "r3" not in page_text(page.client.get("/requests?before=2").text)
         assert "on r1" in page_text(page.client.get("/requests/1").text)
         healed = page.client.get("/requests/2").text
         assert "&lt;b&gt;Hello&lt;/b&gt;" in healed
@@ -340,11 +276,5 @@ def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
         assert "no stored response is known to remember a prefix" in reason
         assert "--keep-bodies" in reason
         assert page.client.get("/requests/99").status_code == 404
-        newest, *_ = page.get("/api/requests", limit=2)["data"]
-        assert (newest["id"], newest["plan"]) == (3, "sent in full")
         assert [row["id"] for row in page.get("/api/requests", before=2)["data"]] == [1]
-        assert page.get("/api/requests")["chained"] == 1
-        stored = page.get("/api/requests/2")
-        assert (stored["request"], stored["response"]) == ("<b>Hello</b>", None)
-        assert page.client.get("/api/requests/99").status_code == 404
         assert page.client.get(f"/api/requests/{2**80}").status_code == 404

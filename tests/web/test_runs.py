@@ -3,8 +3,8 @@
 from typing import Any
 
 import httpx2
-import pytest
 
+from for_each import for_each
 from kedge.store import RequestRecord
 from kedge.turns import tool_call, user
 from kedge.web.service import ConversationService
@@ -76,22 +76,6 @@ def test_stopped_turn_stores_partial_answer(gated: PageServer, gate: GatedModel)
     assert "This answer was stopped." not in gated.client.get(f"/conversations/{name}").text
 
 
-def test_stopped_first_message_is_no_error(gated: PageServer, gate: GatedModel) -> None:
-    """The list shows the words of a first message whose answer was stopped, and nothing counts it as an error."""
-    name = gated.create_conversation()
-    run = start_turn(gated, name, "wait for me")
-    gated.post(f"/api/conversations/{name}/runs/{run}/stop")
-    (row,) = [each for each in gated.get("/api/conversations")["data"] if each["id"] == name]
-    assert (row["first_words"], row["status"]) == ("wait for me", "cancelled")
-    assert "Empty conversation" not in gated.client.get("/").text
-    assert gated.get("/api/conversations", show="failed")["total"] == 0
-    requests = gated.get("/api/analytics")["requests"]
-    assert requests["failed"] == 0
-    assert {"name": "cancelled", "count": 1} in requests["statuses"]
-    html = gated.client.get("/dashboard").text
-    assert "No errors." in html
-
-
 def test_deleted_conversation_stops_its_run(gated: PageServer, gate: GatedModel) -> None:
     """Deleting a conversation cancels the model call, and nothing is written afterwards."""
     name = gated.create_conversation()
@@ -103,12 +87,12 @@ def test_deleted_conversation_stops_its_run(gated: PageServer, gate: GatedModel)
     assert gated.get("/api/conversations", show="all")["total"] == 0
 
 
-@pytest.mark.parametrize(("is_stopped", "status"), [(False, "pending"), (True, "cancelled")])
+@for_each(("is_stopped", "status"), [(False, "pending"), (True, "cancelled")])
 def test_run_ended_during_tool_call_can_be_continued(
-    empty_page: PageServer, *, is_stopped: bool, status: str
+    page: PageServer, *, is_stopped: bool, status: str
 ) -> None:
-    """The page, the list and `pending()` agree that a question whose tool call has no result is unanswered."""
-    name = empty_page.create_conversation("Hello")
+    """The page, the API and `pending()` agree that a question whose tool call has no result is unanswered."""
+    name = page.create_conversation("Hello")
 
     async def interrupt(service: ConversationService) -> int:
         store = service.store
@@ -125,41 +109,17 @@ def test_run_ended_during_tool_call_can_be_continued(
         assert [each.id for each in await store.pending(row)] == [question.id]
         return question.id
 
-    question = empty_page.run(interrupt)
-    (row,) = empty_page.get("/api/conversations")["data"]
-    assert row["status"] == status
-    html = empty_page.client.get(f"/conversations/{name}").text
+    question = page.run(interrupt)
+    resume = f'data-do="resume" data-node="{question}"'
+    assert page.get(f"/api/conversations/{name}")["status"] == status
+    html = page.client.get(f"/conversations/{name}").text
     assert f'class="chip {status}"' in html
-    marks = empty_page.get(f"/api/conversations/{name}/chain")["nodes"][-1]["marks"]
+    assert resume in html
+    marks = page.get(f"/api/conversations/{name}/chain")["nodes"][-1]["marks"]
     assert marks == ["cancelled"] * is_stopped
-    assert f'data-do="resume" data-node="{question}"' in html
-    assert empty_page.post(f"/api/conversations/{name}/resume", node=question)["text"]
-    (row,) = empty_page.get("/api/conversations")["data"]
-    assert row["status"] == "active"
-    assert (
-        f'data-do="resume" data-node="{question}"'
-        not in empty_page.client.get(f"/conversations/{name}").text
-    )
-
-
-def test_resumed_turn_can_be_stopped(gated: PageServer, gate: GatedModel) -> None:
-    """A resumed question is listed as a run and can be stopped again, with a node for each attempt."""
-    name = gated.create_conversation()
-    path = f"/api/conversations/{name}"
-    run = start_turn(gated, name, "wait for me")
-    gated.post(f"{path}/runs/{run}/stop")
-    question = gated.get(f"{path}/chain")["nodes"][-1]["node"] - 1
-    with httpx2.Client(base_url=gated.url, timeout=300) as other:
-        with other.stream(
-            "POST", f"{path}/resume", json={"node": question, "stream": True, "restart": True}
-        ) as answer:
-            _read_first_text(answer)
-        (active,) = gated.get(f"{path}/runs")["data"]
-        assert (active["at"], active["text"]) == (1, "wait for me")
-        gated.post(f"{path}/runs/{active['id']}/stop")
-    gate.open_gate()
-    marks = [node["marks"] for node in gated.get(f"{path}/chain")["nodes"]]
-    assert marks == [["cancelled"], ["cancelled"]]
+    assert page.post(f"/api/conversations/{name}/resume", node=question)["text"]
+    assert page.get(f"/api/conversations/{name}")["status"] == "active"
+    assert resume not in page.client.get(f"/conversations/{name}").text
 
 
 def test_unknown_runs_and_questions_are_rejected(page: PageServer) -> None:
@@ -176,18 +136,23 @@ def test_unknown_runs_and_questions_are_rejected(page: PageServer) -> None:
 
 
 def test_failed_message_offers_retry_and_edit(empty_page: PageServer) -> None:
-    """A failed message is shown at its position with the reason and the actions retry and edit."""
+    """A failed message is stored, and shown at its position with the reason and the actions retry and edit."""
     name = empty_page.create_conversation("Hello")
-    empty_page.faults.set("status=500")
     turns = f"/api/conversations/{name}/turns"
+    empty_page.faults.set("status=400", times=1)
+    rejected = empty_page.client.post(turns, json={"text": "Go on"})
+    assert rejected.status_code == 502
+    assert rejected.json()["error"]["message"]
+    empty_page.faults.set("status=500")
     failed = parse_events(
         empty_page.client.post(turns, json={"text": "Go on", "stream": True}).text
     )
-    assert failed[-1]["url"].startswith(f"/conversations/{name}?at=")
+    assert failed[-1]["type"] == "error"
     empty_page.faults.clear()
+    marks = [node["marks"] for node in empty_page.get(f"/api/conversations/{name}/chain")["nodes"]]
+    assert marks == [["head"], ["failed"], ["failed"]]
     html = empty_page.client.get(f"/conversations/{name}").text
     assert 'data-do="retry"' in html
     assert 'data-do="edit"' in html
     assert 'data-do="resume"' not in html
-    assert "The request failed." in html
     assert empty_page.client.get(failed[-1]["url"]).text.count("The request failed.") == 1

@@ -1,5 +1,6 @@
 """Requests of other programs to the server beside the page: list, plan, chain and content."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +51,28 @@ def test_requests_by_other_programs_are_listed(empty_page: PageServer) -> None:
         assert "5 requests" in page_text(html)
 
 
-def test_rejected_request_without_input_sent_no_blocks(empty_page: PageServer) -> None:
-    """A request that names no input has zero blocks, and one with an empty list too."""
-    empty_page.client.post("/v1/responses", json={"model": "practice"})
-    empty_page.client.post("/v1/responses", json={"model": "practice", "input": []})
-    rows = empty_page.get("/api/requests")["data"]
-    assert [(row["sent_blocks"], row["full_blocks"]) for row in rows] == [(0, 0), (0, 0)]
-
-
 def test_keep_bodies_stores_content(tmp_path: Path) -> None:
-    """With ``keep_bodies`` the content of streams and conversation objects is stored as well."""
+    """With ``keep_bodies`` the content of streams and conversation objects is stored, also invalid text."""
     with serve_page(tmp_path, keep_bodies=True) as page:
         conversation_id = page.client.post("/v1/conversations", json={}).json()["id"]
         ask(page, input="One", conversation=conversation_id)
         ask(page, input="Two", conversation={"id": conversation_id}, stream=True)
-        second, first = page.get("/api/requests")["data"]
+        parts = [{"role": "user", "content": [{"type": "input_text", "text": "In parts"}]}]
+        ask(page, input=parts)
+        ask(page, "/v1/chat/completions", messages=[{"role": "user", "content": "By chat"}])
+        names = re.findall(r'class="name">(.*?)<', page.client.get("/requests").text)
+        assert names == ["By chat", "In parts", "Two", "One"]
+        _, _, second, first = page.get("/api/requests")["data"]
         assert {first["anchor"], second["anchor"]} == {conversation_id}
         stored = page.get(f"/api/requests/{second['id']}")
         assert '"Two"' in stored["request"]
         assert "response.completed" in stored["response"]
+        body = r'{"model": "practice", "input": "half \ud800 pair"}'
+        headers = {"content-type": "application/json"}
+        assert page.client.post("/v1/responses", content=body, headers=headers).status_code == 400
+        row, *_ = page.get("/api/requests")["data"]
+        assert r"half \ud800 pair" in page_text(page.client.get(f"/requests/{row['id']}").text)
+        assert page.get(f"/api/requests/{row['id']}")["request"] == body
 
 
 def test_unauthorized_requests_are_not_recorded(tmp_path: Path) -> None:
@@ -96,19 +100,6 @@ def test_text_that_no_database_stores_is_escaped(empty_page: PageServer) -> None
     ask(empty_page, input="Hello again")
     models = [row["model"] for row in empty_page.get("/api/requests")["data"]]
     assert models == ["practice", r"\x00", r"\ud800", "practice"]
-
-
-def test_bodies_with_lone_surrogates_are_shown(tmp_path: Path) -> None:
-    """Half of a surrogate pair, which JSON can escape and UTF-8 cannot encode, is shown escaped."""
-    with serve_page(tmp_path, keep_bodies=True) as page:
-        body = r'{"model": "practice", "input": "half \ud800 pair"}'
-        headers = {"content-type": "application/json"}
-        assert page.client.post("/v1/responses", content=body, headers=headers).status_code == 400
-        (row,) = page.get("/api/requests")["data"]
-        shown = page.client.get(f"/requests/{row['id']}")
-        assert shown.status_code == 200
-        assert r"half \ud800 pair" in page_text(shown.text)
-        assert page.get(f"/api/requests/{row['id']}")["request"] == body
 
 
 def test_buffered_requests_are_written_at_shutdown(tmp_path: Path) -> None:

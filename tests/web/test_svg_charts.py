@@ -46,15 +46,6 @@ def test_charts_are_drawn_to_scale() -> None:
     assert 'class="part" width="0.60"' in draw("share_bar", 3, 0, "x")
 
 
-def test_empty_chart_has_a_message() -> None:
-    """A chart without values shows a message."""
-    empty: list[list[float | None]] = [[], [0, 0, 0], [None, None, None]]
-    for values in empty:
-        chart = make_chart({"a": values}, LABELS[: len(values)])
-        assert "Nothing in this range yet." in draw("chart", chart)
-    assert "All is well." in draw("ranking", "x", "", [], "All is well.")
-
-
 def test_names_are_escaped() -> None:
     """Titles, labels and model names are escaped."""
     bad = "<script>"
@@ -85,8 +76,6 @@ def test_breakdown_rows_add_up_to_total() -> None:
     assert (other, rest.requests, rest.errors, rest.dollars) == ("1 other", 2, 0, 1.0)
     assert (total.dollars, total.unpriced) == (3.0, 2)
     assert total == tuple(map(sum, zip(first, second, rest, strict=True)))
-    complete = build_breakdowns(stats, [*listed, listed[1]])
-    assert len(complete["Conversation"]) == 4
     view = {"stats": stats, "failures": (), "labels": (), "series": build_series(())}
     html = render("figures.html", view={**view, "process": (None, ()), "breakdowns": breakdowns})
     costs = re.findall(r'data-label="Cost">(.*?)<', html)

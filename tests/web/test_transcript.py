@@ -103,8 +103,9 @@ def test_files_and_images_are_named() -> None:
         ("File: b.pdf", "https://a.example/b.pdf", ""),
         ("Image: javascript:alert(1)", "", ""),
     ]
-    (message,) = MessageViews([user("x", origin="repair")]).render()
-    assert message.tags == ("by repair",)
+    failed = tool_result("c", "no paper", metadata={"kedge.outcome": "failed"})
+    views = MessageViews([user("x", origin="repair"), failed]).render()
+    assert [message.tags for message in views] == [("by repair",), ("failed",)]
 
 
 def test_json_is_indented_and_other_text_is_unchanged() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from kedge.errors import StoreBusy
 from kedge.server.settings import Settings
 from kedge.store import ProxiedRequest, TokenRegistry, open_store
 from kedge.web import dashboard
@@ -138,9 +137,7 @@ def test_lists_search_and_statistics_are_per_user(running: UserPage) -> None:
     assert figures[1:] == [0, 0]
     request = ProxiedRequest(1.0, "m", 200, "", "resp_p", 1, 1, 10, 10, upstream="https://host/v1")
     running.page.run(lambda service: service.store.add_proxied([request]))
-    assert "https://host" in running.call("admin", "GET", "/requests").text or (
-        running.call("admin", "GET", "/requests/1").status_code == 200
-    )
+    assert running.call("admin", "GET", "/requests/1").status_code == 200
     assert running.call("alice", "GET", "/requests/1").status_code == 404
 
 
@@ -164,22 +161,6 @@ def test_server_requests_are_shown_to_their_user_only(running: UserPage) -> None
         for user in ("alice", "bob", "admin")
     }
     assert statuses == {"alice": 200, "bob": 404, "admin": 404}
-
-
-def test_run_is_listed_and_stopped_by_its_user_only(running: UserPage) -> None:
-    """Another user cannot list, follow or stop a run, even with its id."""
-    name = running.call("alice", "POST", "/api/conversations", json={}).json()["id"]
-    path = f"/api/conversations/{name}"
-    headers = {"authorization": f"Bearer {running.secrets['alice']}"}
-    body = {"text": "Count to 1000 very slowly", "stream": True}
-    with running.page.client.stream("POST", f"{path}/turns", json=body, headers=headers) as stream:
-        run = stream.headers["x-kedge-run"]
-        for other in ("bob", "admin"):
-            for method, end in (("GET", ""), ("GET", f"/{run}"), ("POST", f"/{run}/stop")):
-                assert running.call(other, method, f"{path}/runs{end}").status_code == 404
-        runs = running.call("alice", "GET", f"{path}/runs").json()["data"]
-        assert [each["id"] for each in runs] == [run]
-        assert running.call("alice", "POST", f"{path}/runs/{run}/stop").status_code == 200
 
 
 def test_sessions_are_revocable(running: UserPage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,21 +248,6 @@ def test_users_cannot_use_server_api_keys(running: UserPage) -> None:
     turn = running.call("alice", "POST", f"/api/conversations/{name}/turns", json={"text": "x"})
     assert turn.status_code == 400
     assert "not available to users" in turn.json()["error"]["message"]
-
-
-def test_a_store_that_does_not_answer_is_an_outage(
-    running: UserPage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While a token cannot be checked, the answer is 503."""
-
-    async def fail(*_: object, **__: object) -> bool:
-        raise StoreBusy("busy")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TokenRegistry, "find", fail)
-        rejected = running.call("alice", "GET", "/api/conversations")
-        assert (rejected.status_code, rejected.json()["error"]["code"]) == (503, "store")
-    assert running.call("alice", "GET", "/api/conversations").status_code == 200
 
 
 async def test_revoked_user_cannot_send() -> None:

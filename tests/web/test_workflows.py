@@ -75,23 +75,15 @@ def test_refinements_and_debates_are_started(page: PageServer, body: dict[str, A
     view = page.get(f"/api/workflows/{workflow['id']}")
     assert view["kind"] == body["kind"]
     assert view["status"] != "running"
-    html = page.client.get("/workflows").text
-    assert body["question"] in html
     (listed,) = [each for each in page.get("/api/workflows")["data"] if each["id"] == view["id"]]
     assert listed["conversations"] == view["conversations"] != {}
+    html = page.client.get("/workflows").text
+    assert body["question"] in html
     assert all(f"/conversations/{each}" in html for each in view["conversations"].values())
     shown = page.client.get(f"/workflows/{view['id']}").text
-    for chain in view["chains"]:
-        sent = {
-            each["response"]["response_id"]: each["response"]
-            for each in page.get(f"/api/conversations/{chain['conversation']}/chain")["nodes"]
-            if each["response"]
-        }
-        assert chain["exchanges"]
-        for each in chain["exchanges"]:
-            response = sent[each["response_id"]]
-            assert (each["anchor"], each["model"]) == (response["anchor"], response["model"])
-            assert each["response_id"] in shown
+    exchanges = [each for chain in view["chains"] for each in chain["exchanges"]]
+    assert exchanges
+    assert all(each["response_id"] in shown for each in exchanges)
 
 
 def test_invalid_workflow_is_rejected(page: PageServer) -> None:
@@ -117,12 +109,3 @@ def test_running_workflow_can_be_stopped(tmp_path: Any) -> None:
         assert page.client.post(f"/api/workflows/{workflow['id']}/stop").status_code == 404
         assert page.client.get(f"/api/workflows/{workflow['id']}/events").status_code == 404
         assert ">interrupted</span>" in page.client.get("/workflows").text
-
-
-def test_workflow_that_fails_at_start_is_an_error(empty_page: PageServer) -> None:
-    """The server's error is returned for the request or is the workflow's last event."""
-    empty_page.faults.set("status=400")
-    response = empty_page.client.post("/api/workflows", json={"kind": "steps", "steps": STEPS})
-    events = finish(empty_page, response.json()["id"]) if response.is_success else []
-    empty_page.faults.clear()
-    assert not response.is_success or not events or events[-1]["type"] == "error"

@@ -1,9 +1,9 @@
-"""A process that runs a workflow and kills itself with SIGKILL at a given event or answer."""
+"""A process that runs a workflow and kills itself with SIGKILL at a given answer."""
 
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -17,11 +17,6 @@ from kedge.turns import Turn
 from kedge.workflows import Side, Step, Verdict, WorkflowEvent, debate, refine, steps
 
 LEASE = 0.6
-
-
-def kill_self() -> None:
-    """Kill this process with SIGKILL."""
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class KillOnAnswer(BaseMiddleware):
@@ -40,20 +35,18 @@ class KillOnAnswer(BaseMiddleware):
                 if isinstance(event, AnswerFinished):
                     self.remaining[0] -= 1
                     if not self.remaining[0]:
-                        kill_self()
+                        os.kill(os.getpid(), signal.SIGKILL)
                 yield event
 
 
-def kill_at_event(
-    number: int, kill: Callable[[], None] = kill_self
-) -> Callable[[WorkflowEvent], None]:
-    """Return a watcher that kills the process at the event of this number; 0 for never."""
+def crash_at_event(number: int, crash: Callable[[], None]) -> Callable[[WorkflowEvent], None]:
+    """Return a watcher that calls a function at the event of this number."""
     events: list[WorkflowEvent] = []
 
     def on_event(event: WorkflowEvent) -> None:
         events.append(event)
         if len(events) == number:
-            kill()
+            crash()
 
     return on_event
 
@@ -61,6 +54,11 @@ def kill_at_event(
 def judge(answer: str) -> Verdict:
     """Accept the third answer."""
     return Verdict(passed="3" in answer, critique=f"More than {answer}")
+
+
+def choose_one(arguments: Sequence[object]) -> str | None:
+    """Choose the first side after two rounds."""
+    return "one" if len(arguments) == 4 else None
 
 
 ANSWERS = (
@@ -72,44 +70,29 @@ ANSWERS = (
 EXPECTED_REQUESTS = {"refine": 4, "debate": 4, "steps": 3}
 
 
-async def run_workflow(kind: str, url: str, servers: list[str], **options: Any) -> dict[str, Any]:
+async def run_workflow(kind: str, url: str, server: str, **options: Any) -> object:
     """Run the workflow of this kind, and return its result."""
-    engines = [connect(f"responses:{server}#practice", max_retries=0) for server in servers]
     options |= {"workflow": "wf_crash", "lease": LEASE}
-    try:
-        async with open_store(url) as store:
-            match kind:
-                case "refine":
-                    result: Any = await refine(
-                        "Count", judge=judge, store=store, engine=engines[0], **options
-                    )
-                    return {"answer": result.answer, "rounds": len(result.rounds)}
-                case "debate":
-                    sides = [Side("one", engines[0]), Side("two", engines[-1])]
-                    result = await debate(
-                        "Which?",
-                        sides,
-                        judge=lambda arguments: "one" if len(arguments) == 4 else None,
-                        store=store,
-                        **options,
-                    )
-                    return {"winner": result.winner, "rounds": result.rounds}
-                case _:
-                    pipeline = [Step("a", "Count"), Step("b", "After {a}"), Step("c", "And {b}")]
-                    result = await steps(pipeline, store=store, engine=engines[0], **options)
-                    return {"values": [step.value for step in result.steps]}
-    finally:
-        for engine in engines:
-            await engine.aclose()
+    async with (
+        open_store(url) as store,
+        connect(f"responses:{server}#practice", max_retries=0) as engine,
+    ):
+        options["store"] = store
+        match kind:
+            case "refine":
+                return (await refine("Count", judge=judge, engine=engine, **options)).answer
+            case "debate":
+                sides = [Side("one", engine), Side("two", engine)]
+                return (await debate("Which?", sides, judge=choose_one, **options)).winner
+            case _:
+                pipeline = [Step("a", "Count"), Step("b", "After {a}"), Step("c", "And {b}")]
+                result = await steps(pipeline, engine=engine, **options)
+                return [step.value for step in result.steps]
 
 
 if __name__ == "__main__":
-    kind, url, how, number, *servers = sys.argv[1:]
-    at = int(number)
-    options: dict[str, Any] = {}
-    if how == "event":
-        options["on_event"] = kill_at_event(at)
-    else:
-        left = [at]
-        options["middleware"] = [lambda engine: KillOnAnswer(engine, left)]
-    run_sync(run_workflow(kind, url, servers, **options))
+    kind, url, number, server = sys.argv[1:]
+    left = [int(number)]
+    run_sync(
+        run_workflow(kind, url, server, middleware=[lambda engine: KillOnAnswer(engine, left)])
+    )

@@ -8,7 +8,6 @@ import pytest
 
 from forked import run_forked
 from kedge.store import open_store
-from kedge.workflows import load_workflow
 from workflows import crash_process
 
 SCRIPT = Path(crash_process.__file__)
@@ -20,12 +19,6 @@ class Crash(BaseException):
 
 def crash() -> None:
     raise Crash
-
-
-def run_killed(kind: str, url: str, method: str, at: int, servers: list[str]) -> None:
-    """Run a workflow in a process that is killed before its end."""
-    done = run_forked(str(SCRIPT), kind, url, method, str(at), *servers)
-    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 async def count_answers(url: str) -> int:
@@ -46,7 +39,7 @@ async def test_workflow_resumes_from_every_event(kind: str, scripted: Any, tmp_p
     for at in range(1, 40):
         try:
             result = await crash_process.run_workflow(
-                kind, url, [server.base_url], on_event=crash_process.kill_at_event(at, crash)
+                kind, url, server.base_url, on_event=crash_process.crash_at_event(at, crash)
             )
             break
         except (Crash, BaseExceptionGroup):
@@ -57,35 +50,18 @@ async def test_workflow_resumes_from_every_event(kind: str, scripted: Any, tmp_p
     assert crashes > crash_process.EXPECTED_REQUESTS[kind] * 2
     assert lost <= (2 if kind == "debate" else 0)
     assert len(server.requests) == crash_process.EXPECTED_REQUESTS[kind] + lost
-    assert result == await crash_process.run_workflow(kind, url, [server.base_url])
+    assert result == await crash_process.run_workflow(kind, url, server.base_url)
     assert len(server.requests) == crash_process.EXPECTED_REQUESTS[kind] + lost
 
 
-@pytest.mark.parametrize(("kind", "at"), [("refine", 6), ("debate", 5)])
-async def test_killed_process_is_continued(
-    kind: str, at: int, scripted: Any, tmp_path: Path
-) -> None:
-    """After SIGKILL between two steps, the next process sends only the remaining requests."""
-    url = f"sqlite:///{tmp_path}/store.db"
-    server = scripted(*crash_process.ANSWERS)
-    run_killed(kind, url, "event", at, [server.base_url])
-    before = len(server.requests)
-    assert before < crash_process.EXPECTED_REQUESTS[kind]
-    await crash_process.run_workflow(kind, url, [server.base_url])
-    assert len(server.requests) == crash_process.EXPECTED_REQUESTS[kind]
-    async with open_store(url) as store:
-        assert (await load_workflow(store, "wf_crash")).status != "running"
-
-
-@pytest.mark.parametrize(("kind", "at"), [("refine", 2), ("steps", 2)])
-async def test_unsaved_answer_is_repeated(
-    kind: str, at: int, scripted: Any, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", ["refine", "steps"])
+async def test_unsaved_answer_is_repeated(kind: str, scripted: Any, tmp_path: Path) -> None:
     """After SIGKILL within a step, only the answer that was not stored is requested again."""
     url = f"sqlite:///{tmp_path}/store.db"
     server = scripted(*crash_process.ANSWERS)
-    run_killed(kind, url, "answer", at, [server.base_url])
+    done = run_forked(str(SCRIPT), kind, url, "2", server.base_url)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(server.requests) == await count_answers(url) + 1
-    await crash_process.run_workflow(kind, url, [server.base_url])
+    await crash_process.run_workflow(kind, url, server.base_url)
     assert len(server.requests) == crash_process.EXPECTED_REQUESTS[kind] + 1
     assert await count_answers(url) == crash_process.EXPECTED_REQUESTS[kind]

@@ -10,15 +10,9 @@ from kedge.conversation import Conversation
 from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
 from kedge.workflows import (
-    AnswerJudged,
     ModelJudge,
-    QuestionAnswered,
-    QuestionAsked,
     RefineResult,
     Verdict,
-    WorkflowEvent,
-    WorkflowFinished,
-    WorkflowStarted,
     list_workflows,
     load_workflow,
     refine,
@@ -114,29 +108,6 @@ async def test_answer_must_match_its_schema(
     assert text_format["strict"] is True
 
 
-async def test_model_judge_has_its_own_chain(store: Store, scripted: Any, connected: Any) -> None:
-    """Judge and author are separate conversations on separate servers."""
-    author = scripted({"when": "shorter", "say": "Hi."}, {"when": "greet", "say": "Good day!"})
-    bench = scripted(
-        {"when": "Hi.", "say": '{"passed": true, "critique": ""}'},
-        {"when": "Good day!", "say": '{"passed": false, "critique": "Make it shorter."}'},
-    )
-    judge = ModelJudge(connected(bench), "It is shorter than four letters.")
-    result = await refine("Please greet.", judge=judge, store=store, engine=connected(author))
-    assert result.passed
-    assert result.answer == "Hi."
-    assert len(author.requests) == len(bench.requests) == 2
-    titles = {each.title for each in await store.conversations()}
-    assert titles == {"Please greet.", "judge: Please greet."}
-    for server in (author, bench):
-        response_ids = {each.response_id for each in server.requests}
-        used = {each.body.get("previous_response_id") for each in server.requests} - {None}
-        assert used
-        assert used <= response_ids
-    workflow = await load_workflow(store, result.workflow)
-    assert [chain.role for chain in workflow.chains] == ["author", "judge"]
-
-
 async def test_unreadable_verdict_is_repeated(store: Store, scripted: Any, connected: Any) -> None:
     """The workflow fails after three invalid verdicts, and requests one more when resumed."""
     bench = scripted({"when": "Write the whole answer again", "say": "Well…"}, {"say": "Hmm."})
@@ -153,23 +124,6 @@ async def test_unreadable_verdict_is_repeated(store: Store, scripted: Any, conne
     )
     assert result.passed
     assert len(server.requests) == 1
-
-
-async def test_conversation_is_refined(store: Store, scripted: Any, connected: Any) -> None:
-    """Earlier messages are part of the chain, and the conversation can continue afterwards."""
-    conversation = await Conversation.create(connected(scripted()), store=store, data={"mine": 1})
-    await conversation.send("My ship is the Argo.")
-    result = await refine(
-        "What is my ship?", judge=lambda answer: "Argo" in answer, conversation=conversation
-    )
-    assert result.answer == "Your ship is the Argo."
-    assert result.conversation == conversation.id
-    assert (await conversation.send("What did I say first?")).text.endswith(
-        '"My ship is the Argo."'
-    )
-    workflow = await load_workflow(store, result.workflow)
-    assert [each.question for each in workflow.chains[0].exchanges] == ["What is my ship?"]
-    assert (await store.conversation(conversation.id)).data["mine"] == 1
 
 
 async def test_several_workflows(store: Store, scripted: Any, connected: Any) -> None:
@@ -203,21 +157,6 @@ async def test_several_workflows(store: Store, scripted: Any, connected: Any) ->
         workflow=first.workflow,
     )
     assert resumed.rounds[0].stored
-
-
-async def test_watch_receives_every_event(store: Store, scripted: Any, connected: Any) -> None:
-    """The watcher receives all events of a workflow in order."""
-    events: list[WorkflowEvent] = []
-    await refine(
-        "Please guess.",
-        judge=guess_eight,
-        store=store,
-        engine=connected(scripted(*WARMER)),
-        rounds=2,
-        on_event=events.append,
-    )
-    one = [QuestionAsked, QuestionAnswered, AnswerJudged]
-    assert [type(each) for each in events] == [WorkflowStarted, *one, *one, WorkflowFinished]
 
 
 async def test_two_runners_share_one_verdict(store: Store, scripted: Any, connected: Any) -> None:

@@ -50,21 +50,6 @@ async def test_results_are_used_in_next_prompt(store: Store, scripted: Any, conn
         result["nothing"]
 
 
-async def test_invalid_answer_is_repeated(store: Store, scripted: Any, connected: Any) -> None:
-    """A correction with the problem is sent, and the pipeline continues with the valid answer."""
-    server = scripted(
-        {"when": "does not have the form", "say": '{"ship": "Argo", "days": 3}'},
-        ANSWERS[1],
-        {"when": "Plan", "say": "The Argo, three days"},
-    )
-    result = await steps(
-        PIPELINE[:2], inputs={"place": "Colchis"}, store=store, engine=connected(server)
-    )
-    assert result.steps[0].attempts == 2
-    assert result["voyage"].days == 3
-    assert len(server.requests) == 3
-
-
 async def test_invalid_answers_fail_a_step(store: Store, scripted: Any, connected: Any) -> None:
     """After the maximum number of attempts, the error has the id of the stored workflow."""
     server = scripted({"say": "No."})
@@ -107,16 +92,6 @@ async def test_failed_step_is_retried(store: Store, scripted: Any, connected: An
     assert result.steps[0].attempts == 3
     assert len(server.requests) == 1
     assert (await load_workflow(store, workflow)).status == "finished"
-
-
-async def test_pipeline_in_a_conversation(store: Store, scripted: Any, connected: Any) -> None:
-    """Steps of an existing conversation have its earlier messages as context."""
-    conversation = await Conversation.create(connected(scripted()), store=store)
-    await conversation.send("My ship is the Argo.")
-    result = await steps([Step("ship", "What is my ship?")], conversation=conversation)
-    assert result.value == "Your ship is the Argo."
-    workflow = await load_workflow(store, result.workflow)
-    assert (workflow.kind, workflow.status) == ("steps", "finished")
 
 
 async def test_finished_steps_are_stored(store: Store, scripted: Any, connected: Any) -> None:

@@ -1,10 +1,7 @@
 """The composer in Chromium: attachments, request settings, and conversations of another provider."""
 
-import pytest
 from playwright.sync_api import FilePayload, expect
 
-from kedge.conversation import Conversation
-from kedge.web.service import ConversationService
 from web.browser.conftest import OpenTab, send
 from web.conftest import PageServer
 from web.test_attachments import PNG
@@ -66,25 +63,3 @@ def test_request_settings_are_sent_and_retained(open_tab: OpenTab, page: PageSer
     expect(tab.locator("[name=system]")).to_have_value("Be brief.")
     blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert blocks[0]["text"] == "Be brief."
-
-
-async def _create_with_anthropic(service: ConversationService) -> str:
-    """Create a conversation with another provider than this server and return its id."""
-    async with await Conversation.create("anthropic:practice", store=service.store) as conversation:
-        await conversation.send("My name is Ada.")
-        return conversation.id
-
-
-def test_conversation_continues_with_another_provider(
-    open_tab: OpenTab, page: PageServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The composer shows the model, and its provider answers with the API key of the environment."""
-    monkeypatch.setenv("ANTHROPIC_BASE_URL", page.url)
-    monkeypatch.setenv("ANTHROPIC_API_KEY", "a key")
-    name = page.run(_create_with_anthropic)
-    tab = open_tab(page, f"/conversations/{name}")
-    expect(tab.locator(".composer-end")).to_contain_text("anthropic:practice")
-    send(tab, "What is my name?")
-    expect(tab.locator(".said.assistant .prose").last).to_have_text("Your name is Ada.")
-    chain = page.get(f"/api/conversations/{name}/chain")["nodes"]
-    assert [node["response"]["provider"] for node in chain] == ["anthropic", "anthropic"]

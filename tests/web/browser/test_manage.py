@@ -17,13 +17,17 @@ def manage(tab: Page, action: str, label: str = "", text: str = "") -> None:
 
 
 def test_conversation_is_managed(open_tab: OpenTab, empty_page: PageServer) -> None:
-    """Each change is shown on the conversation page, and a deletion can be undone."""
+    """Each change is shown, also a quoted tag with a comma, and a deletion can be undone."""
     name = empty_page.create_conversation("Tell me about lighthouses")
     tab = open_tab(empty_page, f"/conversations/{name}")
     manage(tab, "Rename", "Title", "Lighthouses")
     expect(tab.get_by_role("heading", name="Lighthouses", exact=True)).to_be_visible()
-    manage(tab, "Change tags", "Tags", "sea, towers")
-    expect(tab.locator(".talk-head").get_by_role("link", name="towers")).to_be_visible()
+    manage(tab, "Change tags", "Tags", 'towers, "Paris, France"')
+    expect(tab.locator(".talk-head a.chip")).to_have_text(["Paris, France", "towers"])
+    tab.locator("summary", has_text="Manage").click()
+    tab.get_by_role("button", name="Change tags").click()
+    expect(tab.get_by_label("Tags, separated by commas")).to_have_value('"Paris, France", towers')
+    tab.get_by_role("button", name="Save").click()
     manage(tab, "Archive")
     expect(tab.locator(".talk-head .chip.archived")).to_be_visible()
     manage(tab, "Delete")
@@ -33,7 +37,7 @@ def test_conversation_is_managed(open_tab: OpenTab, empty_page: PageServer) -> N
     tab.get_by_role("button", name="Undo").click()
     expect(tab.get_by_text("deleted for good")).to_be_hidden()
     (row,) = empty_page.get("/api/conversations", show="archived")["data"]
-    assert (row["title"], row["tags"]) == ("Lighthouses", ["sea", "towers"])
+    assert (row["title"], row["tags"]) == ("Lighthouses", ["Paris, France", "towers"])
 
 
 def test_several_are_changed_at_once(open_tab: OpenTab, empty_page: PageServer) -> None:
