@@ -150,6 +150,30 @@ def sse_response(*messages: dict[str, Any]) -> Response:
     return Response("".join(lines), media_type="text/event-stream")
 
 
+def message_item(text: str, item_id: str = "msg") -> dict[str, Any]:
+    """Return a message of the model."""
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {"type": "message", "id": item_id, "role": "assistant", "content": content}
+
+
+def complete_response(response_id: str, *output: dict[str, Any], **members: Any) -> dict[str, Any]:
+    """Return a complete response with these items."""
+    names = {"id": response_id, "object": "response", "model": "m", "status": "completed"}
+    return {**names, "output": list(output), **members}
+
+
+def stream_response(response: dict[str, Any]) -> Response:
+    """Return a stream of a complete response, whose items arrive whole."""
+    started = {**response, "status": "in_progress", "output": [], "usage": None}
+    done = {"type": "response.output_item.done"}
+    items = enumerate(response["output"])
+    return sse_response(
+        {"type": "response.created", "response": started},
+        *({**done, "output_index": at, "item": item} for at, item in items),
+        {"type": "response.completed", "response": response},
+    )
+
+
 class RecordingServer:
     """A server that returns these responses in order, then the last one again, and records requests."""
 
@@ -178,10 +202,5 @@ async def continue_answer(
 
 def script(*outputs: list[dict[str, Any]]) -> RecordingServer:
     """Return a server that returns these outputs in order, each as a complete response."""
-    answers = enumerate(outputs, 1)
-    return RecordingServer(
-        *(
-            json_response({"id": f"resp_{number}", "status": "completed", "output": output})
-            for number, output in answers
-        )
-    )
+    answers = (complete_response(f"resp_{at}", *each) for at, each in enumerate(outputs, 1))
+    return RecordingServer(*map(json_response, answers))

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.fake_server import json_response, sse_response
+from engines.fake_server import complete_response, json_response, message_item, sse_response
 from kedge.errors import StoreError
 from kedge.tokens import count_items
 
@@ -38,7 +38,6 @@ class EvidenceStore:
 
     def __init__(self) -> None:
         self.saved: dict[str, Mapping[str, Any]] = {}
-        self.writes = 0
         self.is_closed = False
 
     async def load_evidence(self, key: str) -> Mapping[str, Any] | None:
@@ -50,7 +49,6 @@ class EvidenceStore:
         if self.is_closed:
             raise StoreError("the store is closed; open it again")
         self.saved[key] = form
-        self.writes += 1
 
 
 @dataclass
@@ -129,8 +127,8 @@ class MemoryServer:
         output = self._answer(len(context))
         if self.stores and body.get("store") is not False:
             self.stored[response_id] = (previous, body["input"], output)
-        response: Body = {"id": response_id, "object": "response", "model": "m", "output": output}
-        response |= {"status": "completed", "usage": self._count(history, body["input"], output)}
+        usage = self._count(history, body["input"], output)
+        response = complete_response(response_id, *output, usage=usage)
         if self.reports_unstored:
             response["store"] = False
         if self.echo != "missing":
@@ -149,10 +147,7 @@ class MemoryServer:
 
     def _answer(self, number: int) -> list[Item]:
         text = f"You are reading an answer that was made from {number} items of context."
-        message = {"type": "output_text", "text": text, "annotations": []}
-        output: list[Item] = [
-            {"type": "message", "id": "msg", "role": "assistant", "content": [message]}
-        ]
+        output = [message_item(text)]
         if self.calls_tool:
             call_id = f"call_{self.made}"
             output.append(

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import connect_to, json_response
-from engines.runs import Link, last_text, read_until, request_bodies
+from engines.runs import Link, last_text, request_bodies
 from kedge import Chat
 from kedge.engines import ResponsesEngine
 from kedge.errors import InvalidTurn, RequestRefused, ServerFailed
-from kedge.events import ResponseStarted, TextDelta
+from kedge.events import TextDelta
 from kedge.memory.evidence import Trust
 from kedge.planning import find_running, get_state
 from kedge.providers import connect
@@ -129,14 +129,6 @@ async def test_a_background_stream_that_cannot_be_continued_keeps_its_id() -> No
     assert running.response_id == "resp_1"
 
 
-async def test_a_run_that_is_left_early_keeps_the_id(link: Link) -> None:
-    """``stream.reached`` has the id as soon as the response has started."""
-    async with link.engine.stream(TURN, background=True) as stream:
-        await read_until(stream, ResponseStarted)
-    assert last_text(await link.engine.poll(stream.reached)) == "Hello there."
-    assert count_requests(link.server) == 1
-
-
 def dump(value: Any) -> str:
     """Return JSON."""
     return bytes(json_response(value).body).decode()
@@ -197,19 +189,6 @@ async def test_a_response_that_the_server_no_longer_has_is_not_requested_again_s
     assert server.posts == 1
     assert caught.value.turn is not None
     assert find_running(caught.value.turn) is None
-
-
-async def test_an_unreachable_server_leaves_the_response_running() -> None:
-    """A failed poll may be repeated: it is not a new request."""
-    server = FakeBackground("completed", 503)
-    async with connect_to(server.handle) as engine:
-        turn = await engine.run(TURN, background=True)
-        with pytest.raises(ServerFailed) as caught:
-            await engine.poll(turn)
-        server.code = 200
-        assert caught.value.turn is not None
-        assert (await engine.poll(caught.value.turn)).blocks[-1] == assistant("Done.")
-    assert server.posts == 1
 
 
 async def test_typed_output_waits_for_the_background(engine: ResponsesEngine) -> None:

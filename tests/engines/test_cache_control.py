@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from starlette.requests import Request
-from starlette.responses import Response
 
-from engines.fake_server import json_response, serve_handler
+from engines.fake_server import RecordingServer, connect_to, json_response
 from for_each import for_each
 from kedge.engines import request_log
 from kedge.engines.anthropic import render_messages
@@ -240,23 +238,11 @@ def test_some_providers_cache_short_prompts(model: str, counted: int, cached: in
 
 
 async def test_a_provider_without_keys_gets_none() -> None:
-    """Groq rejects an unknown member, so its requests have no key. Still, conversations are distinguished."""
-    bodies: list[dict[str, Any]] = []
-
-    async def answer(request: Request) -> Response:
-        bodies.append(await request.json())
-        choices = [{"message": {"content": "Yes."}, "finish_reason": "stop"}]
-        return json_response({"id": "c", "choices": choices})
-
-    with serve_handler(answer) as url:
-        rules = find_host_rules("api.groq.com")
-        settings: dict[str, Any] = {"prompt_cache": True, "cache_rules": rules}
-        engine = connect(f"chat:{url}#m", **settings)
-        turn = Turn([system("Be brief."), user("Hi")])
-        await engine.run(turn)
-        await connect(f"chat:{url}#m", prompt_cache=True).run(Turn([user("Hi")]))
-    for other, hints in (Turn([system("Rhyme."), user("Bye")]), ()), (turn[1:], ("instructions",)):
-        assert (cache := engine.plan(Turn([*other])).cache)
-        assert cache.hints == hints
-    assert ["prompt_cache_key" in body for body in bodies] == [False, True]
+    """Groq rejects an unknown member, so its requests have no key."""
+    choices = [{"message": {"content": "Yes."}, "finish_reason": "stop"}]
+    server = RecordingServer(json_response({"id": "c", "choices": choices}))
+    for rules in ({"cache_rules": find_host_rules("api.groq.com")}, {}):
+        async with connect_to(server.handle, "chat", prompt_cache=True, **rules) as engine:
+            await engine.run(Turn([user("Hi")]))
+    assert ["prompt_cache_key" in body for body in server.bodies] == [False, True]
     assert find_host_rules("notgroq.com") is None

@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.fake_server import connect_to, json_response
+from engines.fake_server import complete_response, connect_to, json_response, message_item
 from engines.memory_server import EvidenceStore
 from kedge import Chat
 from kedge.engines import ResponsesEngine
@@ -59,26 +59,12 @@ class ReasoningServer:
         stored = self.stores and body.get("store") is not False
         sealed = {"encrypted_content": f"sealed {name}"} if asked else {}
         thought = {"type": "reasoning", "id": f"rs_{name}", "summary": [], **sealed}
-        answer: dict[str, Any] = {
-            "type": "message",
-            "id": f"msg_{name}",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": name}],
-        }
+        answer = message_item(name, f"msg_{name}")
         if self.calls and body["input"][-1]["type"] != "function_call_output":
             answer = {"type": "function_call", "id": f"fc_{name}", "call_id": f"call_{name}"}
             answer |= {"name": "f", "arguments": "{}"}
-        return json_response(
-            {
-                "id": name,
-                "object": "response",
-                "status": "completed",
-                "model": "m",
-                "store": stored,
-                "previous_response_id": parent,
-                "output": [thought, answer],
-            }
-        )
+        members = {"store": stored, "previous_response_id": parent}
+        return json_response(complete_response(name, thought, answer, **members))
 
     @property
     def asked(self) -> list[bool]:

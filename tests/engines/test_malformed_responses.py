@@ -16,10 +16,12 @@ from engines.conftest import open_engine
 from engines.fake_server import (
     catch_error,
     chunked_head,
+    complete_response,
     connect_to,
     json_response,
     serve_bytes,
     sse_response,
+    stream_response,
 )
 from engines.runs import check_law, collect_events, last_text, list_reasons, send_lines
 from for_each import for_each
@@ -187,16 +189,12 @@ async def test_text_that_was_not_streamed_is_shown(form: str) -> None:
     """A caller who shows the deltas of a stream shows an answer that arrives at once, too."""
     refused = {"type": "refusal", "refusal": "No"}
     items = [ITEM, {**ITEM, "id": "n", "content": [refused]}]
-    response = {"id": "resp_1", "status": "completed", "output": items}
+    response = complete_response("resp_1", *items)
     ending = {"type": "response.completed", "response": response}
-    done = [
-        {"type": "response.output_item.done", "output_index": at, "item": item}
-        for at, item in enumerate(items)
-    ]
     answers = {
         "one body": json_response(response),
         "terminal event": sse_response(ending),
-        "item done": sse_response(*done, ending),
+        "item done": stream_response(response),
     }
     async with connect_to(answers[form]) as engine, engine.stream(TURN) as stream:
         events = [event async for event in stream]

@@ -14,7 +14,7 @@ from kedge.engines import Engine, ResponsesEngine
 from kedge.errors import InvalidSetting, ServerFailed
 from kedge.events import Event, TextDelta
 from kedge.events.run import Healed, ModeChanged, RequestPlanned, ServerForgot
-from kedge.memory.evidence import BASE_COOLDOWN, MIN_MATCHED_TOKENS, KnownServer
+from kedge.memory.evidence import BASE_COOLDOWN, KnownServer
 from kedge.middleware import tools, with_middleware
 from kedge.planning import get_state
 from kedge.providers import connect
@@ -202,17 +202,6 @@ def test_an_unknown_level_of_trust_is_rejected() -> None:
     unknown: Any = "sometimes"
     with pytest.raises(InvalidSetting, match="earned, always, never"):
         connect("responses:http://127.0.0.1:9/v1#m", trust=unknown)
-
-
-async def test_evidence_is_saved_only_until_it_is_complete() -> None:
-    """Evidence that decides nothing new is not stored: the number of writes does not grow with the conversation."""
-    store, server = EvidenceStore(), MemoryServer()
-    async with open_memory_engine(server) as engine:
-        await engine.attach_evidence(store)
-        await send_messages(server, engine, 12)
-    [evidence] = store.saved.values()
-    assert evidence["matched"] == MIN_MATCHED_TOKENS
-    assert store.writes <= 4
 
 
 async def test_a_dry_run_does_not_hide_stored_evidence() -> None:

@@ -11,10 +11,9 @@ from typing import assert_type
 import pytest
 
 from for_each import for_each
-from kedge import Chat, Conversation, Turn, connect, open_store, run_sync, user
+from kedge import Chat, Conversation, Turn, connect, user
 from kedge.chat import ChatReply
 from kedge.chat.chat import SyncChat
-from kedge.conversation import Reply
 from kedge.conversation.sync import SyncConversation
 from kedge.engines import Engine, RunStream
 from kedge.engines.sync import SyncEngine, SyncStream
@@ -51,21 +50,6 @@ def test_a_chat_continues_with_its_state(engine: Engine) -> None:
         assert stream.finish().text == "Your name is Ada."
     assert chat.sync.compact_pending(first.state) == first.state
     chat.sync.close()
-
-
-def test_sync_conversation(engine: Engine) -> None:
-    """A stream that is closed early ends its run, and the question can be resumed."""
-    store = run_sync(open_store("sqlite://:memory:"))
-    conversation = run_sync(Conversation.create(engine, store=store))
-    reply = conversation.sync.send("My name is Ada.")
-    assert_type(reply, Reply)
-    with conversation.sync.stream("What is my name?") as stream:
-        next(stream)
-    assert conversation.sync.resume().text == "Your name is Ada."
-    assert conversation.sync.undo().head == conversation.head
-    assert len(conversation.turn) == 2
-    conversation.sync.close()
-    run_sync(store.aclose())
 
 
 def test_stream_can_be_closed_after_an_error(engine: Engine, kedge_server: TestServer) -> None:

@@ -43,7 +43,6 @@ from kedge.engines.transport import (
     resolve_limit,
 )
 from kedge.errors import (
-    CannotConnect,
     EngineError,
     InvalidSetting,
     NotAuthorized,
@@ -275,13 +274,6 @@ async def test_error_with_an_unusual_body_has_its_status(length: int) -> None:
     body = b"x" * min(length, 2 * MAX_ERROR_BYTES)
     head = f"HTTP/1.1 400 Bad\r\nContent-Length: {length + 1}\r\n\r\n".encode()
     assert (await catch_error(RequestRefused, head + body, r"x{10}")).status == 400
-
-
-@for_each("url", ["http://", "ftp://host/v1", "http://host/v1?a=b", "http://a\\b/v1"])
-def test_invalid_address_is_reported_at_once(url: str) -> None:
-    """An address that is not a base URL is rejected before anything is sent."""
-    with pytest.raises(CannotConnect, match="the address is invalid: it must"):
-        connect(f"responses:{url}#m")
 
 
 async def test_headers_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

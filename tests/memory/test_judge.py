@@ -8,7 +8,14 @@ from openai import OpenAI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.fake_server import connect_to, json_response, serve_handler, sse_response
+from engines.fake_server import (
+    complete_response,
+    connect_to,
+    json_response,
+    message_item,
+    serve_handler,
+    stream_response,
+)
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from engines.runs import collect_events
 from kedge.engines import Engine, ResponsesEngine
@@ -61,33 +68,18 @@ class CountingServer:
         self.bodies.append(body)
         number = len(self.bodies)
         given, made, hidden = self.counts[min(number, len(self.counts)) - 1]
-        part = {"type": "output_text", "text": ANSWER, "annotations": []}
-        message = {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": [part]}
         thought = {"type": "reasoning", "id": f"rs_{number}", "summary": []}
-        response = {
-            "id": f"resp_{number}",
-            "object": "response",
-            "model": "m",
-            "status": "completed",
-            "previous_response_id": body.get("previous_response_id"),
-            "output": [thought, message] if hidden else [message],
-            "usage": {
-                "input_tokens": given,
-                "output_tokens": made,
-                "output_tokens_details": {"reasoning_tokens": hidden},
-                "total_tokens": given + made,
-            },
+        message = message_item(ANSWER)
+        usage = {
+            "input_tokens": given,
+            "output_tokens": made,
+            "output_tokens_details": {"reasoning_tokens": hidden},
+            "total_tokens": given + made,
         }
-        if not body.get("stream"):
-            return json_response(response)
-        started = {**response, "status": "in_progress", "output": [], "usage": None}
-        done = {"type": "response.output_item.done"}
-        items = enumerate(response["output"])
-        return sse_response(
-            {"type": "response.created", "response": started},
-            *({**done, "output_index": at, "item": item} for at, item in items),
-            {"type": "response.completed", "response": response},
-        )
+        output = [thought, message] if hidden else [message]
+        parent = {"previous_response_id": body.get("previous_response_id")}
+        response = complete_response(f"resp_{number}", *output, usage=usage, **parent)
+        return stream_response(response) if body.get("stream") else json_response(response)
 
 
 async def talk(engine: Engine, turn: Turn, text: str, **options: Any) -> tuple[Turn, list[Event]]:
@@ -288,13 +280,6 @@ def test_hold_time_outlasts_a_proof() -> None:
     now += 3 * MAX_HOLD_SECONDS
     evidence.record_silent_loss(now, 2, partial=True)
     assert evidence.hold_until == now + HOLD_SECONDS
-
-
-def test_rejected_chaining_is_permanent() -> None:
-    """A server that rejects chaining is never tried again."""
-    evidence = ServerEvidence()
-    evidence.doubt = "unsupported"
-    assert evidence.open_doubt(10 * MAX_COOLDOWN) == "unsupported"
 
 
 def test_evidence_round_trips_through_json() -> None:

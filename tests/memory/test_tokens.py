@@ -5,7 +5,6 @@ from msgspec import structs
 from for_each import for_each
 from kedge.events import Outcome, Usage
 from kedge.memory.tokens import (
-    ORDINARY_EXCESS,
     UNBOUNDED,
     SentTokens,
     can_disprove,
@@ -219,15 +218,6 @@ def test_only_a_request_that_offers_hosted_tools_is_excluded() -> None:
     plan = plan_request(Turn([user(HISTORY)]), scope="s", now=0.0)
     assert measure_request(plan.delta, {"model": "m", "tools": [{"type": "function"}]})
     assert measure_request(plan.delta, {"model": "m", "tools": [{"type": "web_search"}]}) is None
-
-
-def test_an_ordinary_tokenizer_has_a_lower_upper_bound() -> None:
-    """After a probe the upper bound is a multiple of our count, and never more than the bytes."""
-    plan = plan_request(Turn([user(HISTORY)]), scope="s", now=0.0)
-    wide = measure_request(plan.delta, {"model": "m"})
-    assert wide
-    ordinary = wide._replace(excess=ORDINARY_EXCESS)
-    assert ordinary.estimate < ordinary.upper < wide.upper
 
 
 @for_each("text", ["1. Sail.)\n2. Row.)\n3. Haul.)", "\n\n 1. Sail.)\n2. Row.)\n\n "])

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from engines.fake_server import connect_to, script
+from engines.fake_server import connect_to, message_item, script
 from for_each import for_each
 from kedge.chat import Chat
 from kedge.compaction import (
@@ -333,7 +333,7 @@ async def test_a_redacted_item_does_not_leak_over_the_wire() -> None:
     """A secret in a server's own item type is not in the next request, which is sent in full."""
     output = [
         {"type": "mcp_call", "id": "mcp", "output": "the code is 47#11"},
-        {"type": "message", "role": "assistant", "content": "done", "id": "m"},
+        message_item("done"),
     ]
     server = script(output, output)
     async with connect_to(server.handle) as engine:

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from engines.fake_server import RecordingServer, connect_to, script
+from engines.fake_server import RecordingServer, connect_to, message_item, script
 from engines.runs import check_law
 from kedge.engines import Engine
 from kedge.events.run import ToolFinished
@@ -19,9 +19,7 @@ from kedge.testing import TestServer, serve
 from kedge.tools import tool
 from kedge.turns import ToolResultBlock, Turn, user
 
-FINAL_OUTPUT: list[dict[str, Any]] = [
-    {"type": "message", "role": "assistant", "content": "done", "id": "m"}
-]
+FINAL_OUTPUT = [message_item("done")]
 
 
 @pytest.fixture

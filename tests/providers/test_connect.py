@@ -105,28 +105,23 @@ def get_scope(model: str, **settings: Any) -> str:
 
 def test_account_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     """Projects and headers with credentials are part of the scope, also those from the environment."""
-    plain = get_scope("openai:gpt-5.1")
+    plain, other = get_scope("openai:gpt-5.1"), get_scope("xai:grok-4")
     assert plain.startswith("openai/api.openai.com/v1/")
     assert "1234" not in plain
-    assert get_scope("openai:gpt-5.1", api_key="other") != plain
     local = "responses:http://localhost:8484/v1/#m"
     assert get_scope(local, api_key=None) == "responses/localhost:8484/v1"
     assert get_scope("openai:gpt-5.1", default_headers={"X-Tag": "t"}) == plain
-    assert get_scope("openai:gpt-5.1", default_headers={"Authorization": "Bearer b"}) != plain
-    accounts = [{"Helicone-Auth": f"Bearer {name}"} for name in "ab"]
-    scopes = {get_scope("openai:gpt-5.1", default_headers=each) for each in accounts}
-    assert len({plain, *scopes}) == 3
-    other = get_scope("xai:grok-4")
+    headers = [{"Authorization": "Bearer c"}, *({"Helicone-Auth": f"Bearer {n}"} for n in "ab")]
+    given, *scopes = (get_scope("openai:gpt-5.1", default_headers=each) for each in headers)
+    assert len({plain, given, *scopes, get_scope("openai:gpt-5.1", api_key="other")}) == 5
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj_1")
-    assert get_scope("openai:gpt-5.1") not in (plain, "")
-    assert get_scope("openai:gpt-5.1") == get_scope("openai:gpt-5.1", project="proj_1")
+    project = get_scope("openai:gpt-5.1")
     monkeypatch.delenv("OPENAI_PROJECT_ID")
+    assert project == get_scope("openai:gpt-5.1", project="proj_1") != plain
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Tag: t\nAuthorization: Bearer b")
-    given = get_scope("openai:gpt-5.1", default_headers={"Authorization": "Bearer c"})
-    assert len({plain, get_scope("openai:gpt-5.1"), given}) == 3
+    assert get_scope("openai:gpt-5.1") not in (plain, given)
+    assert get_scope("openai:gpt-5.1", default_headers={"Authorization": "Bearer c"}) == given
     assert get_scope("xai:grok-4") == other
-    monkeypatch.delenv("OPENAI_CUSTOM_HEADERS")
-    assert given == get_scope("openai:gpt-5.1", default_headers={"Authorization": "Bearer c"})
 
 
 def test_organization_is_sent_to_openai_only(

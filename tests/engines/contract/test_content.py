@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from anyio import to_thread
 
 from engines.contract.checks import ADD, check_law, flatten
 from engines.runs import last_text
@@ -139,15 +138,6 @@ async def test_the_name_of_a_call_is_inferred(
     assert "5" in last_text(turn)
 
 
-async def test_a_reply_has_the_id_of_its_response(engine: Engine, server: TestServer) -> None:
-    """A reply has the id of its response, also with the sync API in another thread."""
-    reply = await engine.ask(Turn([user("What is 2+3?")]))
-    assert reply.response_id == server.requests[-1].response_id != ""
-    second = await to_thread.run_sync(engine.sync.ask, reply.turn.append(user("What is 3+4?")))
-    assert second.text == "3+4 = 7."
-    assert second.response_id == server.requests[-1].response_id != reply.response_id
-
-
 @pytest.mark.parametrize(
     ("options", "calls"),
     [
@@ -183,22 +173,6 @@ async def test_images_files_and_audio_are_sent_or_rejected(
         assert len(server.requests) == 1
     else:
         check_law(server, await engine.run(turn))
-
-
-async def test_image_in_a_result_is_sent_or_rejected(
-    engine: Engine, name: str, server: TestServer
-) -> None:
-    """An API whose tool results are text only raises an error before anything is sent."""
-    turn = await engine.run(Turn([user("Call get_weather in Rome")]), tools=(WEATHER,))
-    call = turn.blocks[-1]
-    assert isinstance(call, ToolCallBlock)
-    turn = turn.append(tool_result(call.call_id, ["A picture:", image(b"png")]))
-    if name == "chat":
-        with pytest.raises(UnsupportedBlock, match=turn.blocks[-1].id):
-            await engine.run(turn, tools=(WEATHER,))
-        assert len(server.requests) == 1
-    else:
-        check_law(server, await engine.run(turn, tools=(WEATHER,)))
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -165,15 +165,6 @@ async def test_single_lane_has_no_name(server: TestServer) -> None:
     assert lanes == [""]
 
 
-async def test_closing_a_stream_cancels_its_request(gated: Link, model: GatedModel) -> None:
-    """A connection without other requests is closed, and the next request opens another."""
-    async with gated.engine.stream(Turn([user("wait")])) as stream:
-        await read_until(stream)
-    await wait_until(lambda: model.cancelled == ["wait"])
-    await wait_until(lambda: gated.server.running == 0)
-    gated.check_law(await gated.send("hello"))
-
-
 async def test_closing_a_stream_does_not_affect_others(
     gated_server: TestServer, model: GatedModel
 ) -> None:
