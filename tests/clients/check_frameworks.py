@@ -10,20 +10,22 @@ be smaller; for the edited histories, hardly larger than those of the best plan.
 
 import asyncio
 import json
-import threading
+import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import httpx2
-import uvicorn
 from edit_scripts import Step, describe_item, make_script, run_script, sum_best_bytes
 from openai import AsyncOpenAI
 
 import kedge
+from app_thread import serve_app
 from kedge.proxy import create_proxy_app
-from kedge.server.uvicorn_server import bind
 from kedge.testing import serve
 
 SCRIPT = [
@@ -182,25 +184,8 @@ FRAMEWORKS: dict[str, Run] = {
 @contextmanager
 def serve_proxy(upstream: str) -> Iterator[str]:
     """Run the proxy in a thread and yield its base URL."""
-    with bind("127.0.0.1", 0) as listener:
-        started = threading.Event()
-
-        class Server(uvicorn.Server):
-            async def main_loop(self) -> None:
-                started.set()
-                await super().main_loop()
-
-        app = create_proxy_app(upstream)
-        server = Server(uvicorn.Config(app, log_config=None))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
-        thread.start()
-        try:
-            if not started.wait(60):
-                raise RuntimeError("the proxy did not start")
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        finally:
-            server.should_exit = True
-            thread.join(60)
+    with serve_app(create_proxy_app(upstream)) as url:
+        yield f"{url}/v1"
 
 
 def observe(run: Run, script: Sequence[Step], setup: str) -> tuple[list[str], list[Any], int, int]:

@@ -31,31 +31,17 @@ TOOLS = {tool["name"]: tool for tool in json.loads(code_blocks("json")[0])}
 CONVERSATIONS = code_blocks("practice")
 
 
-def split_lines(example: str) -> Iterator[tuple[str, str]]:
+def read_lines(example: str) -> Iterator[tuple[str, str]]:
     """Yield the speaker and text of each line; an indented line continues the one before."""
-    for line in re.sub(r"\n {2}(?=\S)", "\n\t", example).split("\n"):
+    for line in re.sub(r"\n {2}(?=\S)", "\t", example).split("\n"):
         if line:
-            role, _, texts = line.partition(": ")
-            yield role, texts
-
-
-def join_lines(example: str) -> Iterator[tuple[str, str]]:
-    current: list[str] | None = None
-    for role, texts in split_lines(example):
-        if role.startswith("\t"):
-            assert current is not None
-            current[1] += role + (f": {texts}" if texts else "")
-            continue
-        if current:
-            yield current[0], current[1]
-        current = [role, texts]
-    if current:
-        yield current[0], current[1]
+            role, _, text = line.partition(": ")
+            yield role, text
 
 
 def is_same_text(expected: str, actual: str) -> bool:
     """Return whether two texts are equal, where a line break of the page may be a space in the answer."""
-    return re.sub(r"\t", "\n", expected) == actual or re.sub(r"\t", " ", expected) == actual
+    return actual in (expected.replace("\t", "\n"), expected.replace("\t", " "))
 
 
 SETTINGS: dict[str, Any] = {
@@ -133,7 +119,7 @@ class DocumentedConversation:
 
 def run_conversation(example: str) -> DocumentedConversation:
     conversation = DocumentedConversation()
-    for role, texts in join_lines(example):
+    for role, texts in read_lines(example):
         conversation.run(role, texts)
     assert not conversation.pending_parts
     return conversation

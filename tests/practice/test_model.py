@@ -5,7 +5,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +45,7 @@ ADD = {
 }
 SHOUT = {"type": "custom", "name": "shout"}
 PING = {"type": "function", "name": "ping", "parameters": None}
+BROKEN = {"type": "function", "name": "f", "parameters": {"properties": 1, "required": 2}}
 
 
 def call_item(name: str, call_id: str = "c1") -> Item:
@@ -112,8 +112,8 @@ items = st.fixed_dictionaries(
 )
 requests = st.builds(
     PracticeRequest,
-    st.lists(items, max_size=6),
-    tools=st.lists(st.sampled_from([ADD, SHOUT, PING]), unique_by=lambda tool: tool["name"]),
+    st.lists(items | st.text(max_size=60).map(user_item), max_size=6),
+    tools=st.lists(st.sampled_from([ADD, SHOUT, PING, BROKEN]), unique_by=lambda tool: tool["name"]),
     tool_choice=st.sampled_from(["auto", "none", "required", {"type": "function", "name": "ping"}]),
     text_format=st.none() | json_values.map(lambda value: {"type": "json_schema", "schema": value}),
     reasoning=st.none() | st.just({"effort": "low"}),
@@ -133,33 +133,6 @@ def test_the_same_context_gives_the_same_answer(ask: PracticeRequest) -> None:
         part.text.encode()
 
 
-@given(st.text(max_size=60))
-def test_any_sentence_has_an_answer(sentence: str) -> None:
-    """A random sentence raises no error, with and without tools."""
-    answer_parts(sentence, tools=[ADD, SHOUT, PING])
-    answer_parts(sentence, text_format={"type": "json_object"})
-
-
-def test_many_messages_are_counted_in_plain_digits() -> None:
-    """The count has no thousands separator, because programs parse it."""
-    items = [user_item(f"Line {number}") for number in range(1_001)]
-    assert answer_text(*items).endswith("(I can see 1001 messages.)")
-    assert "I can see 1002 messages" in answer_text(*items, "How many messages are there?")
-
-
-def test_a_long_message_is_echoed_truncated() -> None:
-    """The echo of a long message is truncated, and a quotation of it is not."""
-    assert len(answer_text("x" * 10_000)) < 300
-    assert len(answer_text("x" * 10_000, "What did I say first?")) > 10_000
-
-
-def test_the_effort_determines_reasoning() -> None:
-    """The efforts none and minimal give no reasoning, and every other effort does."""
-    for effort, thinks in ((None, False), ("none", False), ("minimal", False), ("xhigh", True)):
-        parts = answer_parts("Hi", reasoning={"effort": effort, "summary": "auto"})
-        assert (parts[0].kind == "reasoning") == thinks
-
-
 def test_tool_results_fill_a_schema() -> None:
     """The members of a JSON result fill the properties of the same names."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -168,11 +141,24 @@ def test_tool_results_fill_a_schema() -> None:
     assert json.loads(text) == {"n": 7}
 
 
-def test_a_refusal_is_not_json() -> None:
-    """A refusal remains a refusal in every text format."""
-    assert answer_parts("Refuse", text_format={"type": "json_object"}) == (
-        OutputPart("refusal", "I will not do that."),
-    )
+def test_sizes_are_bounded() -> None:
+    """Answers, repetitions, echoes, pauses and calls have limits; a quotation and a count of messages do not."""
+    assert len(answer_text("write 500 words").split()) == 500
+    assert len(answer_text("write 999999999 words").split()) == 100_000
+    assert len(answer_text("say a 9999 times").split()) == 1_000
+    assert len(answer_text("x" * 10_000)) < 300
+    assert len(answer_text("x" * 10_000, FIRST)) > 10_000
+    assert answer(PracticeRequest([user_item("every 99 s: hi")])).pace == 10
+    # Programs parse the count, so it has no thousands separator.
+    items = [user_item(f"Line {number}") for number in range(1_001)]
+    assert answer_text(*items).endswith("(I can see 1001 messages.)")
+
+
+def test_a_required_call_is_repeated_after_its_result() -> None:
+    """As with hosted models, a call is forced until the client changes ``tool_choice``."""
+    items = ("Hi", call_item("ping"), output_item("pong"))
+    second = answer_parts(*items, tools=[PING], tool_choice="required")
+    assert second == (OutputPart("function_call", "{}", "ping"),)
 
 
 TOOL_CHOICES: list[tuple[Any, str, list[str]]] = [
@@ -200,14 +186,6 @@ def test_tool_choice_is_respected(choice: Any, sentence: str, names: list[str]) 
     assert [part.name for part in parts if part.name] == names
 
 
-def test_a_forced_call_is_forced_again_after_its_result() -> None:
-    """As with hosted models, a required call is repeated until the client changes ``tool_choice``."""
-    second = answer_parts(
-        "Hi", call_item("ping"), output_item("pong"), tools=[PING], tool_choice="required"
-    )
-    assert second == (OutputPart("function_call", "{}", "ping"),)
-
-
 TOOL_MENTIONS: list[tuple[str, list[str]]] = [
     ("add 1 and 2", ["add"]),
     ("Please ADD 1 and 2", ["add"]),
@@ -229,65 +207,3 @@ def test_tools_are_called_on_request(sentence: str, names: list[str]) -> None:
     """A tool is called for a verb, a leading name or a question, but not for a mere mention."""
     parts = answer_parts(sentence, tools=[ADD, SHOUT, PING])
     assert [part.name for part in parts if part.name] == names
-
-
-def test_steps_run_one_after_another() -> None:
-    """A step after "then" waits for the result of the one before and receives it."""
-    text = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
-    tools = [ADD, {"type": "function", "name": "shout", "parameters": text}]
-    sentence = "call add with 1 and 2, then shout the result"
-    assert answer_parts(sentence, tools=tools) == (
-        OutputPart("function_call", '{"a":1,"b":2}', "add"),
-    )
-    second = answer_parts(sentence, call_item("add"), output_item("3"), tools=tools)
-    assert second == (OutputPart("function_call", '{"text":"3"}', "shout"),)
-    done = answer_text(
-        sentence,
-        call_item("add"),
-        output_item("3"),
-        call_item("shout", "c2"),
-        output_item("!", "c2"),
-        tools=tools,
-    )
-    assert done == "add says: 3. shout says: !"
-
-
-def test_a_malformed_tool_is_called_without_arguments() -> None:
-    """Parameters that are not a valid schema give an empty object."""
-    broken = {"type": "function", "name": "f", "parameters": {"properties": 1, "required": 2}}
-    assert answer_parts("call f", tools=[broken]) == (OutputPart("function_call", "{}", "f"),)
-
-
-@pytest.mark.parametrize(
-    ("sentence", "size"), [("write 500 words", 500), ("count to 1000", 1_000), ("write 1 word", 1)]
-)
-def test_answers_have_the_requested_length(sentence: str, size: int) -> None:
-    """The answer has the requested number of words."""
-    assert len(answer_text(sentence).split()) == size
-
-
-def test_lengths_are_bounded() -> None:
-    """Answers are limited to 100,000 words, and repetitions to 1,000."""
-    assert len(answer_text("write 999999999 words").split()) == 100_000
-    assert len(answer_text("say a 9999 times").split()) == 1_000
-
-
-@pytest.mark.parametrize(
-    ("sentence", "pace"),
-    [("Hi", 0), ("slowly: hi", 0.05), ("Please say hi very slowly!", 0.25), ("every 99 s: hi", 10)],
-)
-def test_the_pace_is_parsed(sentence: str, pace: float) -> None:
-    """The pace is the number of seconds between chunks, limited to 10."""
-    assert answer(PracticeRequest([user_item(sentence)])).pace == pace
-
-
-@pytest.mark.parametrize("question", ["Hello, who are you?", "Who are you?", "what are you"])
-def test_it_says_that_it_is_a_toy(question: str) -> None:
-    """Asked who it is, it says what it is for, how to learn more and how to use a real model."""
-    (part,) = answer(PracticeRequest([{"role": "user", "content": question}])).parts
-    assert part.kind == "text"
-    assert "toy" in part.text
-    assert '"help"' in part.text
-    assert "kedge chat --model openai:gpt-5.1" in part.text
-    (other,) = answer(PracticeRequest([{"role": "user", "content": "What are you doing?"}])).parts
-    assert "toy" not in str(other)

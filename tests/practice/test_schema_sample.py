@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from for_each import for_each
 from kedge.errors import SchemaTooComplex
-from kedge.practice.schema_sample import MAX_OUTPUT_BYTES, MAX_STEPS, SampleBudget, sample_value
+from kedge.practice.schema_sample import MAX_STEPS, SampleBudget, sample_value
 from kedge.practice.sentence_values import SentenceValues
 
 
@@ -57,50 +57,29 @@ SENTENCE_CASES: list[tuple[Any, str, Any]] = [
     (CITY, "in Paris", {"city": "Paris"}),
     (CITY, "for the Hague", {"city": "Hague"}),
     (CITY, "city=New York", {"city": "New York"}),
-    (CITY, "city: 'Rio'", {"city": "Rio"}),
     (CITY, 'with city "Köln"', {"city": "Köln"}),
-    (CITY, "with city Bern and nothing else", {"city": "Bern"}),
     (CITY, "", {"city": "city"}),
-    (CITY, '{"city": "Oslo"}', {"city": "Oslo"}),
-    (CITY, "city=12", {"city": "12"}),
-    (object_schema(False, city={"type": "string"}), "in Paris", {"city": "Paris"}),
-    (object_schema(False, city={"type": "string"}), "", {}),
     (object_schema(a={"type": "integer"}, b={"type": "integer"}), "2 and 3", {"a": 2, "b": 3}),
     (object_schema(a={"type": "integer"}, b={"type": "integer"}), "b=2, a=3", {"a": 3, "b": 2}),
-    (object_schema(a={"type": "number"}), "1.5", {"a": 1.5}),
     (object_schema(a={"type": "integer"}), "1.5 or 4", {"a": 4}),
-    (object_schema(a={"type": "integer"}), "a=two", {"a": 1}),
     (object_schema(a={"type": "integer", "minimum": 10}), "3", {"a": 10}),
     (object_schema(max_results={"type": "integer"}), "with max results 7", {"max_results": 7}),
-    (object_schema(unit={"enum": ["c", "f"]}), "in f please", {"unit": "f"}),
     (object_schema(unit={"enum": ["c", "f"]}), "unit=F", {"unit": "f"}),
-    (object_schema(unit={"enum": ["c", "f"]}), "", {"unit": "c"}),
     (object_schema(unit={"enum": ["c", "f"], "default": "f"}), "", {"unit": "f"}),
-    (object_schema(False, unit={"enum": ["c", "f"]}), "", {}),
     (object_schema(on={"type": "boolean"}), "on=no", {"on": False}),
-    (object_schema(on={"type": "boolean"}), "", {"on": True}),
     (object_schema(on={"type": "boolean", "default": False}), "", {"on": False}),
-    (object_schema(n={"type": ["integer", "null"]}), "", {"n": None}),
-    (object_schema(n={"type": ["integer", "null"]}), "take 3", {"n": 3}),
-    (object_schema(n={"anyOf": [{"type": "integer"}, {"type": "null"}]}), "", {"n": None}),
     (object_schema(n={"anyOf": [{"type": "null"}, {"type": "integer"}]}), "take 3", {"n": 3}),
     (object_schema(n={"anyOf": [{"type": "integer"}, {"type": "string"}]}), "n=x", {"n": "x"}),
     (object_schema(n={"type": "array", "items": {"type": "number"}}), "1, 2 and 3.5", {"n": [1, 2, 3.5]}),
-    (object_schema(n={"type": "array", "items": {"type": "number"}}), "n=[4, 5]", {"n": [4, 5]}),
     (object_schema(n={"type": "array", "items": {"type": "string"}}), "for Ann and Bob", {"n": ["Ann", "Bob"]}),
     (object_schema(n={"type": "array", "items": {"type": "string"}}), "n=[a, b]", {"n": ["a", "b"]}),
     (object_schema(n={"type": "string", "format": "date"}), "on 2026-02-03", {"n": "2026-02-03"}),
-    (object_schema(n={"type": "string", "format": "uri"}), "see https://a.b/c.", {"n": "https://a.b/c"}),
     (object_schema(n={"type": "string", "pattern": "^[A-Z]{2}-\\d+$"}), "n=QX-12", {"n": "QX-12"}),
     (object_schema(n={"type": "string", "pattern": "^[A-Z]{2}-\\d+$", "examples": ["AB-1"]}), "", {"n": "AB-1"}),
-    (object_schema(n={"type": "string", "pattern": "^[A-Z]{2}-\\d+$", "default": "AB-2"}), "", {"n": "AB-2"}),
     (object_schema(n={"type": "string", "format": "date"}), "n=tomorrow", {"n": "2025-01-31"}),
     (object_schema(n={"type": "string", "maxLength": 3}), "n=abcdef", {"n": "abc"}),
     (object_schema(n={"const": 5}), "n=6", {"n": 5}),
-    (object_schema(n={"type": "integer", "default": 9}), "", {"n": 9}),
-    (object_schema(n={"type": "string", "examples": ["e"]}), "", {"n": "e"}),
     (object_schema(a=CITY, b=CITY), "from Rome to Bern", {"a": {"city": "Rome"}, "b": {"city": "Bern"}}),
-    (TREE, "value=3", {"value": 3, "children": [{"value": 3, "children": []}]}),
     (LIST, "", {"head": "head", "tail": None}),
 ]  # fmt: skip
 
@@ -123,23 +102,17 @@ GIVEN_CASES: list[tuple[Any, Any]] = [
     (object_schema(entities=list_schema(object_schema(name={"type": "string"}))),
      {"entities": [{"name": "Ada"}, {"name": "Grace"}]}),
     (object_schema(n=list_schema({"enum": ["a", "b", 3]})), {"n": ["b", 3, "a", "b"]}),
-    (object_schema(n=list_schema({"const": 5})), {"n": [5, 5]}),
-    (object_schema(n=list_schema({"anyOf": [{"type": "integer"}, {"type": "null"}]})), {"n": [1, None, 2]}),
     (object_schema(n=list_schema({"type": ["string", "boolean"]})), {"n": [True, "x", False]}),
     (object_schema(n=list_schema(SHAPE)),
      {"n": [{"kind": "box", "sides": [1, 2]}, {"kind": "circle", "radius": 0.5}]}),
     (object_schema(n=list_schema({"$ref": "#/$defs/p"})) | {"$defs": {"p": PERSON}},
      {"n": [{"name": "Ada", "age": 36}, {"name": "Bob", "age": 7}]}),
-    (object_schema(n=list_schema(list_schema({"type": "integer"}))), {"n": [[1, 2], [3]]}),
-    (object_schema(n=list_schema({"type": "integer"})), {"n": []}),
     (object_schema(person=PERSON), {"person": {"name": "Ada", "age": 36}}),
     (object_schema(person={"allOf": [PERSON, object_schema(city={"type": "string"})]}),
      {"person": {"name": "Ada", "age": 36, "city": "Rome"}}),
     (object_schema(name={"type": "string"}, child=object_schema(False, name={"type": "string"})),
      {"name": "Ada", "child": {}}),
     (object_schema(meta={"type": "object"}), {"meta": {"a": [1, {"b": None}]}}),
-    (object_schema(meta={"type": "object", "additionalProperties": {"type": "integer"}}), {"meta": {"a": 1}}),
-    (object_schema(meta={}), {"meta": {"a": 1}}),
     ({"type": "object"}, {"a": {"b": 1}}),
     (object_schema(mode={"enum": [{"x": 1}, [2]]}), {"mode": [2]}),
     (object_schema(n={"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]}), {"n": ["x", 2]}),
@@ -160,13 +133,10 @@ def test_values_that_are_given_as_json_are_used(schema: Any, value: Any) -> None
 PEOPLE = object_schema(people=list_schema(PERSON))
 NESTED_CASES: list[tuple[Any, str, Any]] = [
     (PEOPLE, 'people=[{"name": "Ada", "age": 3}]', {"people": [{"name": "Ada", "age": 3}]}),
-    (PEOPLE, '[{"name": "Ada", "age": 3}]', {"people": [{"name": "Ada", "age": 3}]}),
-    (PEOPLE, '{"people": [{"name": "Ada"}]}', {"people": [{"name": "Ada", "age": 1}]}),
     (PEOPLE, '{"people": [{"name": "Ada", "age": "x"}]}', {"people": [{"name": "Ada", "age": 1}]}),
     (PEOPLE, '{"people": [{"age": 4}], "name": "Eve"}', {"people": [{"name": "Eve", "age": 4}]}),
     (object_schema(a=PERSON, b=PERSON), 'a={"name": "A", "age": 1} and b: {"name": "B", "age": 2}',
      {"a": {"name": "A", "age": 1}, "b": {"name": "B", "age": 2}}),
-    (object_schema(n=list_schema(list_schema({"type": "integer"}))), "n=[[1, 2], [3]]", {"n": [[1, 2], [3]]}),
     (object_schema(n=list_schema({"type": "integer"}) | {"maxItems": 2}), '{"n": [1, 2, 3]}', {"n": [1, 2]}),
     (object_schema(n=list_schema({"type": "integer"}) | {"minItems": 3}), '{"n": [7]}', {"n": [7, 1, 1]}),
     (object_schema(p=PERSON | {"additionalProperties": False}), '{"p": {"name": "A", "age": 1, "z": 2}}',
@@ -197,29 +167,18 @@ def test_facts_are_used_first() -> None:
 EDGE_CASES: list[Any] = [
     {},
     True,
-    {"type": "object"},
     {"type": "object", "required": ["ghost"]},
     {"properties": {"a": {"type": "null"}}, "required": ["a"]},
-    {"type": "array"},
     {"type": "array", "items": False},
-    {"type": "array", "maxItems": 0},
     {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False},
-    {"type": "string", "minLength": 30},
-    {"type": "string", "maxLength": 0},
     {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
     {"type": "number", "minimum": 1.01, "maximum": 1.02},
     {"type": "integer", "exclusiveMinimum": 6.5, "maximum": 7},
-    {"type": "integer", "maximum": -7},
     {"type": "integer", "minimum": 10**400},
     {"allOf": [CITY, object_schema(n={"type": "integer"})]},
     {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
      "$defs": {"a": CITY, "b": object_schema(z={"type": "null"})}},
     {"oneOf": [object_schema(kind={"const": "a"}), object_schema(kind={"const": "b"}, n={"type": "integer"})]},
-    {"enum": [None]},
-    {"type": ["null"]},
-    TREE,
-    LIST,
-    SUM,
     {"$ref": "#/definitions/x~1y", "definitions": {"x/y": {"type": "integer"}}},
     *({"type": "string", "format": name} for name in (
         "date", "time", "date-time", "email", "uuid", "uri")),
@@ -270,16 +229,12 @@ REPEATED = {
 HOSTILE: list[tuple[Any, str]] = [
     (make_nested_references(20), ""),
     (object_schema(a=make_nested_references(20)) | make_nested_references(20), "a=1"),
-    (nest_arrays(6, 1_000, {"type": "string"}), ""),
     (nest_arrays(2, 30, {"type": "string", "minLength": 10_000}), ""),
     ({"type": "array", "minItems": 10**9, "items": {"type": "integer"}}, ""),
     ({"type": "string", "minLength": 10**12}, ""),
-    (nest_arrays(1, 50, {"const": "c" * 9_000}), ""),
     (nest_arrays(1, 50, {"enum": [["e" * 9_000]]}), ""),
-    (nest_arrays(1, 50, {"default": "d" * 9_000}), ""),
     ({"enum": [str(number) for number in range(20_000)]}, ""),
     ({"allOf": [{"type": "string"}] * 20_000}, ""),
-    ({"anyOf": [{"type": "string"}] * 20_000}, ""),
     ({"$ref": "#" + "/a" * 20_000}, ""),
     (REPEATED, ""),
     (object_schema(b={"$ref": "#"}, c={"$ref": "#"}), ""),
@@ -313,19 +268,11 @@ def test_work_and_output_of_a_schema_are_limited(schema: Any, sentence: str) -> 
     assert calls < 40 * MAX_STEPS
 
 
-def test_a_value_within_the_budget_is_complete() -> None:
-    """A large value within the budget satisfies its schema."""
-    schema = nest_arrays(1, 90, {"type": "string", "minLength": 1_000})
-    value = make_sample(schema)
-    check_value(schema, value)
-    assert len(json.dumps(value)) < MAX_OUTPUT_BYTES
-
-
 def test_samples_share_a_budget() -> None:
-    """Two values that are within the budget each can exceed it together."""
-    schema = nest_arrays(1, 60, {"type": "string", "minLength": 1_000})
+    """A large value within the budget satisfies its schema, and two of them can exceed it together."""
+    schema = nest_arrays(1, 90, {"type": "string", "minLength": 1_000})
     budget = SampleBudget()
-    sample_value(schema, SentenceValues(""), str, budget)
+    check_value(schema, sample_value(schema, SentenceValues(""), str, budget))
     with pytest.raises(SchemaTooComplex, match="bytes"):
         sample_value(schema, SentenceValues(""), str, budget)
 

@@ -73,26 +73,14 @@ def test_the_first_answer_that_applies_is_given(
     assert script.answer(PracticeRequest(items)) == output
 
 
-def test_a_script_may_be_json(tmp_path: Path) -> None:
-    """A script may be a JSON file with the same tables."""
-    path = tmp_path / "script.json"
-    path.write_text('{"answers": [{"say": "Hi."}]}')
-    expected = PracticeOutput((OutputPart("text", "Hi."),))
-    assert Script.load(path).answer(PracticeRequest([])) == expected
-
-
 INVALID_SCRIPTS: list[tuple[object, str]] = [
     ([], "s is not valid: Expected `object`"),
     ({}, "missing required field `answers`"),
-    ({"answer": []}, "unknown field `answer`"),
     ({"answers": ["hi"]}, "Expected `object`, got `str` - at `$.answers[0]`"),
     ({"answers": [{"say": "a"}, {"sya": "b"}]}, "unknown field `sya` - at `$.answers[1]`"),
-    ({"answers": [{"say": 1}]}, "got `int` - at `$.answers[0].say`"),
     ({"answers": [{"turn": True, "say": "a"}]}, "got `bool` - at `$.answers[0].turn`"),
     ({"answers": [{"when": "a"}]}, "no answer; add think, say, refuse or call - at `$.answers[0]`"),
     ({"answers": [{"say": "a", "pace": -1}]}, ">= 0.0 - at `$.answers[0].pace`"),
-    ({"answers": [{"say": "a", "pace": 61}]}, "<= 60.0 - at `$.answers[0].pace`"),
-    ({"answers": [{"call": {}}]}, "missing required field `name` - at `$.answers[0].call`"),
     ({"answers": [{"call": [{"name": "f", "arguments": 1}]}]}, "at `$.answers[0].call[0].arguments`"),
     ({"answers": [{"call": {"name": "f", "input": "", "arguments": ""}}]}, "not both"),
 ]  # fmt: skip
@@ -107,7 +95,11 @@ def test_an_invalid_script_is_rejected(data: object, message: str) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """A missing file and an invalid one raise the same error, with the path."""
+    """A missing file and an invalid one raise the same error, with the path; a file may be JSON."""
+    path = tmp_path / "script.json"
+    path.write_text('{"answers": [{"say": "Hi."}]}')
+    expected = PracticeOutput((OutputPart("text", "Hi."),))
+    assert Script.load(path).answer(PracticeRequest([])) == expected
     with pytest.raises(InvalidScript, match=r"none\.json cannot be read"):
         Script.load(tmp_path / "none.json")
     broken = tmp_path / "broken.toml"

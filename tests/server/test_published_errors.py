@@ -15,13 +15,12 @@ import pytest
 
 from for_each import for_each
 from kedge.testing import TestServer, serve
+from server.conftest import WEATHER
 from server.test_validation import ROWS, USER, make_body
 from server.waiting import TIMEOUT
 
 Body = dict[str, Any]
 
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
-FUNCTION_TOOL: Any = {"type": "function", "name": "weather", "parameters": PARAMETERS}
 CUSTOM_TOOL: Any = {"type": "custom", "name": "shout"}
 
 
@@ -91,14 +90,13 @@ def create_expired(api: Api) -> dict[str, str]:
     return created
 
 
-def create_call(api: Api) -> dict[str, str]:
-    response = api.create(input="Please call weather.", tools=[FUNCTION_TOOL])
+def create_call(api: Api, tool: Body = WEATHER) -> dict[str, str]:
+    response = api.create(input=f"Please call {tool['name']}.", tools=[tool])
     return {"id": response["id"], "call_id": response["output"][-1]["call_id"]}
 
 
 def create_custom_call(api: Api) -> dict[str, str]:
-    response = api.create(input="Please call shout.", tools=[CUSTOM_TOOL])
-    return {"id": response["id"], "call_id": response["output"][-1]["call_id"]}
+    return create_call(api, CUSTOM_TOOL)
 
 
 def create_answered(api: Api) -> dict[str, str]:
@@ -214,17 +212,12 @@ STATE_ROWS = [
         param=None,
         code="mutually_exclusive_parameters",
     ),
-    Row(
-        {"conversation": "conv_x"},
-        "Conversation with id 'conv_x' not found.",
-        param=None,
-        status=404,
-    ),
-    Row(
-        {"prompt": {"id": "pmpt_x"}},
-        "Prompt with id 'pmpt_x' not found.",
-        param=None,
-        status=404,
+    *(
+        Row({kind: id_}, f"{kind.title()} with id '{name}' not found.", param=None, status=404)
+        for kind, name, id_ in (
+            ("conversation", "conv_x", "conv_x"),
+            ("prompt", "pmpt_x", {"id": "pmpt_x"}),
+        )
     ),
     Row(
         {"model": ""},
@@ -233,7 +226,7 @@ STATE_ROWS = [
         code="model_not_found",
     ),
     Row(
-        {"tool_choice": {"type": "function", "name": "other"}, "tools": [FUNCTION_TOOL]},
+        {"tool_choice": {"type": "function", "name": "other"}, "tools": [WEATHER]},
         "Tool choice 'other' not found in 'tools' parameter.",
         param="tool_choice",
     ),

@@ -12,12 +12,9 @@ from for_each import for_each
 from kedge.practice import Script
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
+from server.conftest import WEATHER as RESPONSES_WEATHER
 
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}},
-    "required": ["city"],
-}
+PARAMETERS = RESPONSES_WEATHER["parameters"]
 WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 

@@ -13,16 +13,13 @@ from for_each import for_each
 from kedge.practice import Script
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
+from server.conftest import WEATHER as RESPONSES_WEATHER
 from server.conftest import open_client
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
 
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}},
-    "required": ["city"],
-}
+PARAMETERS = RESPONSES_WEATHER["parameters"]
 WEATHER: Any = {"name": "get_weather", "input_schema": PARAMETERS}
 THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
 REQUEST: Any = {"model": "practice", "max_tokens": 4000}
