@@ -78,20 +78,6 @@ async def test_appended_blocks_are_pending(server: TestServer, open_chat: OpenCh
     assert chat.inspect_state(answer.state).pending == 0
 
 
-async def test_same_bytes_twice_are_a_fork(server: TestServer, open_chat: OpenChat) -> None:
-    """Both calls chain on the same response, and their contexts are independent."""
-    chat = open_chat()
-    start = await chat.chat_with_state(None, "My name is Ada.")
-    left = await chat.chat_with_state(start.state, "I live in Oslo.")
-    right = await chat.chat_with_state(start.state, "I live in Rome.")
-    parents = [body["previous_response_id"] for body in request_bodies(server)[1:]]
-    assert parents[0] == parents[1]
-    for side, mine, other in ((left, "Oslo", "Rome"), (right, "Rome", "Oslo")):
-        answer = await chat.chat_with_state(side.state, "What have I said so far?")
-        assert mine in answer.text
-        assert other not in answer.text
-
-
 async def test_same_block_may_be_sent_twice(open_chat: OpenChat) -> None:
     """A block that is used several times gets a new id each time."""
     repeated = user("Again!")
@@ -133,22 +119,6 @@ async def test_message_without_an_answer_is_in_the_state(open_chat: OpenChat) ->
     assert exc_info.value.state is not None
     answer = await chat.chat_with_state(exc_info.value.state, "What did I say first?")
     assert "Write 400 words." in answer.text
-
-
-async def test_error_has_the_latest_state(server: TestServer, open_chat: OpenChat) -> None:
-    """After an error, both the previous state and the error's state can be continued."""
-    chat = open_chat()
-    first = await chat.chat_with_state(None, "My name is Ada.")
-    server.faults.set("status=500", times=1)
-    with pytest.raises(errors.EngineError) as exc_info:
-        await chat.chat_with_state(first.state, "What did I say first?")
-    assert exc_info.value.state is not None
-    report = chat.inspect_state(exc_info.value.state)
-    assert (report.blocks, report.processed_length) == (3, 2)
-    continued = await chat.chat_with_state(exc_info.value.state)
-    assert continued.text == 'You said first: "My name is Ada."'
-    old = await chat.chat_with_state(first.state, "What did I say first?")
-    assert old.text == continued.text
 
 
 async def test_failure_after_a_tool(server: TestServer, open_chat: OpenChat) -> None:

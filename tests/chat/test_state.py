@@ -323,23 +323,8 @@ def test_state_may_have_several_types() -> None:
 
 
 def test_state_bytes_are_small() -> None:
-    """A state has at most the escaped text, 200 bytes per block and 320 per response with realistic ids."""
-    turn, scope = Turn(), "openai/api.openai.com/v1/0123456789abcdef"
-    for i in range(50):
-        turn = turn.append(user(f'question "{i}": 漢字'))
-        plan = plan_request(turn, scope=scope, now=float(i))
-        call = tool_call("get_weather", '{"city":"x"}', call_id=f"call_{i:024d}")
-        thought = reasoning("thought").with_source(Source(item_id=f"rs_{i:050d}"))
-        made, time = [thought, call.with_source(Source(item_id=f"fc_{i:050d}"))], 1763200000.1234567
-        response_id = f"resp_{i:048d}"
-        turn = record_response(turn, made, response_id=response_id, plan=plan, created_at=time + i)
-        turn = turn.append(tool_result(f"call_{i:024d}", "sunny " * 20))
-        plan, time = plan_request(turn, scope=scope, now=float(i)), 1763200000.7654321
-        answer = assistant("It is sunny.\n" * 5).with_source(Source(item_id=f"msg_{i:050d}"))
-        response_id = f"resp_{i:048d}b"
-        turn = record_response(
-            turn, [answer], response_id=response_id, plan=plan, created_at=time + i
-        )
+    """A state has at most the escaped text, 200 bytes per block and 320 per response."""
+    turn = make_turn(50)
     data = encode_state(state_from_turn(turn, "openai", len(turn)))
     assert len(data) <= sum(map(escaped_size, turn.blocks)) + 200 * len(turn) + 320 * 100
 

@@ -133,38 +133,26 @@ async def test_two_processes_at_once_return_the_stored_record(
     assert await store.verify() == []
 
 
-async def test_a_response_that_failed_replaces_the_running_row(store: Store) -> None:
-    """A resumed question is then sent again, because nothing runs any more."""
-    server = FakeBackground("failed")
+@pytest.mark.parametrize("failed", [True, False])
+async def test_a_failed_response_is_told_from_a_failed_poll(store: Store, failed: bool) -> None:
+    """A response that failed replaces the running row, and its question is sent again; after a failed poll it runs."""
+    server = FakeBackground("failed") if failed else FakeBackground("completed", 503)
     with serve_handler(server.handle) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
             conversation = await Conversation.create(engine, store=store)
             await wait_later(conversation)
-            with pytest.raises(ServerFailed):
+            with pytest.raises(ServerFailed if failed else EngineError):
                 await finish(conversation, engine)
-            assert [row.status for row in await store.responses()] == ["failed"]
+            (row,) = await store.responses()
+            assert row.status == ("failed" if failed else "running")
             assert len(await conversation.pending()) == 1
-            server.status = "completed"
-            await conversation.resume(background=True)
+            server.status, server.code = "completed", 200
+            if failed:
+                await conversation.resume(background=True)
             await finish(conversation, engine)
-    assert [row.status for row in await store.responses()] == ["failed", "completed"]
-    assert server.posts == 2
-
-
-async def test_a_failed_poll_changes_no_row(store: Store) -> None:
-    """The response is still generated if the server cannot be reached."""
-    server = FakeBackground("completed", 503)
-    with serve_handler(server.handle) as url:
-        async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            conversation = await Conversation.create(engine, store=store)
-            await wait_later(conversation)
-            with pytest.raises(EngineError):
-                await finish(conversation, engine)
-            assert [row.status for row in await store.responses()] == ["running"]
-            server.code = 200
-            await finish(conversation, engine)
-    assert [row.status for row in await store.responses()] == ["completed"]
-    assert server.posts == 1
+    statuses = ["failed", "completed"] if failed else ["completed"]
+    assert [row.status for row in await store.responses()] == statuses
+    assert server.posts == len(statuses)
 
 
 async def read_graph(conversation: Conversation) -> list[tuple[int, str, object]]:

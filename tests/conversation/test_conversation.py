@@ -21,7 +21,6 @@ from kedge.events.run import TurnFinished
 from kedge.middleware import BaseMiddleware, guard, redact, retry
 from kedge.planning import get_state
 from kedge.store import Node, Store
-from kedge.store.records import Claim
 from kedge.testing import TestServer
 from kedge.turns import Turn
 
@@ -156,10 +155,6 @@ async def test_turns_of_one_object_queue_or_conflict(store: Store, connected: Co
     both = (plain.send("What is 1+1?"), plain.send("What is 2+2?"))
     results = await asyncio.gather(*both, return_exceptions=True)
     assert [isinstance(result, errors.HeadConflict) for result in results].count(True) == 1
-    with pytest.raises(errors.InvalidSetting, match="concurrent must be one of conflict, queue"):
-        await Conversation.open(
-            connected(), store=store, id=plain.id, concurrent=cast("Any", "wait")
-        )
 
 
 async def test_undo_and_edit_leave_history(
@@ -460,33 +455,6 @@ async def test_concurrent_sends_with_one_key_run_once(
     assert {(reply.text, reply.node) for reply in replies} == {(replies[0].text, replies[0].node)}
     assert sum(not reply.stored for reply in replies) == 1
     assert len(kedge_server.requests) == 1
-
-
-async def test_expired_claim_is_taken_over(
-    store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
-) -> None:
-    """An expired claim continues from its stored question."""
-    claimed: list[bytes] = []
-
-    class RecordingStore(Store):
-        async def claim(self, *args: Any, request_hash: bytes, **values: Any) -> Claim:
-            claimed.append(request_hash)
-            return await super().claim(*args, request_hash=request_hash, **values)
-
-    other = await Conversation.create(connected(), store=RecordingStore(store.database))
-    await other.send("What is 2+3?", key="k")
-    (about,) = claimed
-    claim = await store.claim(conversation.row, "k", request_hash=about, owner="dead", lease=30)
-    assert claim.is_owner
-    await store.renew(conversation.row, "k", owner="dead", lease=0)  # as if its lease had expired
-    node = (await store.load(conversation.row)).node
-    question = await store.append(
-        conversation.row, node, [user("What is 2+3?")], kind="asked", asked_for="k"
-    )
-    reply = await conversation.send("What is 2+3?", key="k")
-    assert reply.text == "2+3 = 5."
-    tree = await store.tree(conversation.row)
-    assert [(n.kind, n.parent) for n in tree[1:]] == [("asked", node.id), ("answered", question.id)]
 
 
 async def test_key_after_a_head_conflict_runs_again_from_the_new_head(

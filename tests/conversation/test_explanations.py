@@ -25,18 +25,6 @@ async def edit_first(conversation: Conversation) -> None:
     await conversation.edit(conversation.turn.blocks[0].id, "My name is Bea.")
 
 
-async def edit_last_question(conversation: Conversation) -> None:
-    """Replace the last question."""
-    asked = [block for block in conversation.turn.blocks if block.kind == "user"]
-    await conversation.edit(asked[-1].id, "What is my name, please?")
-
-
-async def edit_twice(conversation: Conversation) -> None:
-    """Replace a message, and then one before it."""
-    await edit_last_question(conversation)
-    await edit_first(conversation)
-
-
 async def edit_and_answer(conversation: Conversation) -> None:
     """Replace the first message and send another one."""
     await edit_first(conversation)
@@ -60,7 +48,7 @@ def describe(plan: RequestPlan) -> tuple[object, ...]:
     return plan.previous_response_id, plan.fallback, rejected, plan.delta_blocks, plan.explain()
 
 
-CHANGES = (edit_first, edit_last_question, edit_twice, edit_and_answer, edit_and_revert, truncate)
+CHANGES = (edit_first, edit_and_answer, edit_and_revert, truncate)
 
 
 @pytest.mark.parametrize("change", CHANGES)

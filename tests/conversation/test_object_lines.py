@@ -1,13 +1,10 @@
 """Test that no line of history continues a conversation object of another one, and the claims in a store."""
 
-from pathlib import Path
-
 import anyio
 import pytest
 
 from engines.conftest import open_engine
 from engines.runs import last_context, last_text, read_until, send_lines
-from forked import run_forked_async
 from kedge import Conversation
 from kedge.engines import ResponsesEngine
 from kedge.errors import RequestRefused
@@ -15,11 +12,9 @@ from kedge.memory.object_claims import ObjectClaims
 from kedge.planning import get_state
 from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve
-from kedge.turns import Turn, loads, user
+from kedge.turns import Turn, user
 from kedge.workflows import Side, debate, refine
 from normalization import expected_context, normalize_items
-
-HERE = Path(__file__).parent
 
 
 def get_object(turn: Turn) -> str:
@@ -82,34 +77,6 @@ async def test_the_roles_of_workflows_use_objects_of_their_own(
     assert await check_store(server, store) == 7
     objects = {each.body["conversation"] for each in server.requests if each.context}
     assert len(objects) == 3
-
-
-@pytest.mark.parametrize("is_shared", [True, False])
-async def test_processes_do_not_share_an_object(store_url: str, is_shared: bool) -> None:
-    """Two processes that continue one conversation, or import its export, have their own objects."""
-    turns: list[Turn] = []
-    with serve() as server:
-        async with (
-            open_store(store_url) as store,
-            open_engine(server, mode="conversation") as engine,
-        ):
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("Hello")
-            exported = await conversation.export()
-
-        async def run(name: str) -> None:
-            place = (store_url, conversation.id) if is_shared else ("sqlite://:memory:", "-")
-            script = str(HERE / "object_worker.py")
-            arguments = (place[0], server.base_url, place[1], name)
-            done = await run_forked_async(script, *arguments, text=exported, check=True)
-            turns.append(loads(done.stdout))
-
-        async with anyio.create_task_group() as group:
-            for name in ("Ada", "Bob"):
-                group.start_soon(run, name)
-        assert len({get_object(turn) for turn in turns}) == 2
-        for turn in turns:
-            check_answer(server, turn)
 
 
 def become_another_process(engine: ResponsesEngine) -> None:

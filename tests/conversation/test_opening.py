@@ -222,52 +222,36 @@ async def test_closing_is_final(store: Store) -> None:
     assert len(conversation.turn) == 2
 
 
-class SlowStore:
-    """Counts how often conversations are read and created, and waits in between."""
-
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reads = 0
-        self.started, self.proceed = anyio.Event(), anyio.Event()
-        self.failures = [0]
-        find = store.conversation
-
-        async def slow(name: Any) -> Any:
-            self.reads += 1
-            self.started.set()
-            await self.proceed.wait()
-            if self.failures[0]:
-                self.failures[0] -= 1
-                raise errors.StoreBusy("busy")
-            return await find(name)
-
-        monkeypatch.setattr(store, "conversation", slow)
-
-
 async def test_opened_once_for_all_tasks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten tasks open a conversation once; one that is cancelled does not cancel the opening."""
+    """Ten tasks open a conversation once, one that is cancelled does not cancel it; a failed opening is repeated."""
     await Conversation.create("practice", store=store, id="a")
-    slow = SlowStore(store, monkeypatch)
+    started, proceed = anyio.Event(), anyio.Event()
+    find, outcomes = (
+        store.conversation,
+        list[Exception | None]([None, errors.StoreBusy("busy"), None]),
+    )
+
+    async def find_slowly(name: Any) -> Any:
+        started.set()
+        await proceed.wait()
+        if error := outcomes.pop(0):
+            raise error
+        return await find(name)
+
+    monkeypatch.setattr(store, "conversation", find_slowly)
     conversation = Conversation("practice", store=store, id="a")
     tasks = [asyncio.ensure_future(conversation) for _ in range(10)]
-    await slow.started.wait()
+    await started.wait()
     tasks[0].cancel()
     tasks[5].cancel()
-    slow.proceed.set()
+    proceed.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert (slow.reads, results.count(conversation)) == (1, 8)
-
-
-async def test_failed_opening_is_repeated(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an error of the database, the next use opens the conversation."""
-    slow = SlowStore(store, monkeypatch)
-    slow.failures[0] = 1
-    slow.proceed.set()
-    conversation = Conversation("practice", store=store, id="a")
+    assert (len(outcomes), results.count(conversation)) == (2, 8)
+    again = Conversation("practice", store=store, id="a")
     with pytest.raises(errors.StoreBusy):
-        async with conversation:
-            pass
-    async with conversation:
-        await conversation.send("Hello")
+        await again
+    await again.send("Hello")
+    assert outcomes == []
 
 
 def test_opened_once_for_all_threads_and_loops(sqlite_url: str) -> None:

@@ -1,16 +1,16 @@
-"""Conversations used by several processes, and response ids from the stream to the store."""
+"""Conversations used by several writers, and stored requests and replies."""
 
-from pathlib import Path
+from contextlib import AsyncExitStack
+
+import anyio
 
 from conversation.conftest import Connect
-from forked import run_forked_async
-from kedge import Conversation
+from kedge import Conversation, HeadConflict
 from kedge.store import Store, open_store
 from kedge.testing import TestServer
-from postgresql import create_schema
+from kedge.turns import UserBlock
 
-HERE = Path(__file__).parent
-WORKERS, ITEMS = 4, 2
+WRITERS, ITEMS = 4, 2
 
 
 async def test_bodies_are_stored_on_request(
@@ -32,31 +32,46 @@ async def test_bodies_are_stored_on_request(
     assert b"not found" in rejected.reply
 
 
-async def test_four_processes_lose_nothing(postgres_url: str, kedge_server: TestServer) -> None:
-    """Concurrent processes lose and duplicate no message; each conversation has one head."""
-    with create_schema(postgres_url) as url:
-        async with open_store(url) as store:
-            conversations = [(await store.create(f"Talk {number}")).id for number in range(2)]
-            shared = (await store.create("Shared")).id
-            arguments = (url, kedge_server.base_url, str(WORKERS), str(ITEMS), shared)
-            script = str(HERE / "worker.py")
-            done = await run_forked_async(script, *arguments, *conversations, check=True)
-            lost = [int(line) for line in done.stdout.split()]
-            assert len(lost) == WORKERS
-            expected = sorted(f"worker w{w} item {i}" for w in range(WORKERS) for i in range(ITEMS))
-            for name in conversations:
-                row = await store.conversation(name)
-                turn = (await store.load(row)).turn()
-                texts = [block.text for block in turn if block.kind == "user"]  # type: ignore[attr-defined]
-                assert sorted(texts) == expected
-                assert [block.kind for block in turn] == ["user", "assistant"] * len(expected)
-            row = await store.conversation(shared)
-            assert len((await store.load(row)).blocks) == 2
-            responses = await store.responses()
-            assert len(responses) == 1 + len(conversations) * len(expected) + sum(lost)
-            assert len({row.provider_response_id for row in responses}) == len(responses)
-            posted = [each for each in kedge_server.requests if each.method == "POST"]
-            assert len(posted) == len(responses)
-            assert await store.verify() == []
-            for row in await store.conversations():
-                assert await store.pending(row) == []
+async def test_concurrent_writers_lose_nothing(
+    store_url: str, kedge_server: TestServer, connected: Connect
+) -> None:
+    """Writers with stores of their own lose and duplicate no message, and send that of a key once."""
+    conflicts: list[HeadConflict] = []
+
+    async def send(store: Store, text: str) -> None:
+        while True:
+            conversation = await Conversation.open(connected(), store=store, id="talk")
+            try:
+                await conversation.send(text)
+            except HeadConflict as conflict:
+                conflicts.append(conflict)
+            else:
+                return
+
+    async def write(store: Store, number: int) -> None:
+        shared = await Conversation.open(connected(), store=store, id="shared", lease=300)
+        assert (await shared.send("What is 2+3?", key="once")).text == "2+3 = 5."
+        for item in range(ITEMS):
+            await send(store, f"writer {number} item {item}")
+
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(open_store(store_url)) for _ in range(WRITERS)]
+        store = stores[0]
+        for name in ("talk", "shared"):
+            await store.create(id=name)
+        async with anyio.create_task_group() as group:
+            for number, each in enumerate(stores):
+                group.start_soon(write, each, number)
+        talk, shared = [await store.conversation(name) for name in ("talk", "shared")]
+        turn = (await store.load(talk)).turn()
+        expected = [f"writer {number} item {i}" for number in range(WRITERS) for i in range(ITEMS)]
+        texts = [block.text for block in turn if isinstance(block, UserBlock)]
+        assert sorted(texts) == expected
+        assert [block.kind for block in turn] == ["user", "assistant"] * len(expected)
+        assert len((await store.load(shared)).blocks) == 2
+        responses = {row.provider_response_id for row in await store.responses()}
+        assert len(responses) == 1 + len(expected) + len(conflicts)
+        posted = [each for each in kedge_server.requests if each.method == "POST"]
+        assert len(posted) == len(responses)
+        assert await store.verify() == []
+        assert [await store.pending(row) for row in (talk, shared)] == [[], []]

@@ -4,14 +4,12 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import anyio
 import pytest
 
 from conversation.conftest import Connect
 from kedge import Conversation, Turn, user
 from kedge.analytics import analyze
 from kedge.chat import Chat, ChatReply
-from kedge.cli.show import load_tree
 from kedge.engines import Reply
 from kedge.observe import metrics
 from kedge.prices import sum_costs
@@ -67,30 +65,6 @@ async def test_cost_of_a_reply_is_stored(store: Store, connected: Connect) -> No
     assert reply.model == rows[-1].model
     again = await conversation.send("Please call add with a=2 and b=3", key="sum")
     assert (again.stored, again.model, again.cost) == (True, reply.model, rows[-1].cost)
-
-
-async def test_run_stopped_during_a_tool(store: Store, connected: Connect) -> None:
-    """Only the request that was sent is stored and counted; the question is cancelled."""
-    started = anyio.Event()
-
-    async def wait_forever() -> str:
-        """Wait."""
-        started.set()
-        await anyio.sleep_forever()
-        return ""
-
-    conversation = await Conversation.create(connected(), store=store, tools=[wait_forever])
-    async with anyio.create_task_group() as group:
-        group.start_soon(conversation.send, "Please call wait_forever")
-        await started.wait()
-        group.cancel_scope.cancel()
-    (called,) = await conversation.responses()
-    assert called.sent_bytes > called.sent_blocks == 1
-    assert (await analyze(store)).requests.total == 1
-    (unanswered,) = await store.unanswered_after(conversation.row, conversation.head)
-    assert unanswered.status == "cancelled"
-    tree = await load_tree(store, conversation.row)
-    assert list(tree.marks(unanswered.end, store.clock()).values()) == ["cancelled"]
 
 
 def test_sum_of_costs_is_known_only_with_every_cost() -> None:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import AfterValidator
 
 from kedge import Conversation
-from kedge.conversation import ConversationStream, Reply
+from kedge.conversation import Reply
 from kedge.errors import KeyReused, OutputInvalid, OutputRefused
 from kedge.store import Store
 from kedge.testing import TestServer
@@ -83,16 +83,6 @@ async def test_stored_reply_of_another_type_is_rejected(conversation: Conversati
     del limits[0]
     with pytest.raises(OutputInvalid, match="0 attempt"):
         await conversation.send("What is 2 + 3?", key="k", output=limited)
-
-
-async def test_streams_and_regeneration_are_typed(conversation: Conversation) -> None:
-    """A stream yields partial values and ends with the typed value, which `regenerate` returns too."""
-    async with conversation.stream("What is 2 + 3?", output=list[int]) as stream:
-        assert_type(stream, ConversationStream[list[int]])
-        values = [value async for value in stream.partial_outputs()]
-    assert values[-1] == stream.reply.output == [5, 2, 3]
-    reply = await conversation.regenerate(output=int)
-    assert reply.output == 5
 
 
 async def test_functions_may_be_used_with_a_key(

@@ -15,8 +15,9 @@ import pytest
 from kedge.database.connections import _Permits
 from kedge.database.postgres import MAX_ATTEMPTS, PostgresDatabase, PostgresTransaction
 from kedge.database.transactions import Tx
-from kedge.errors import StoreBusy, StoreUnreachable
-from postgresql import PostgresServer, freeze, list_client_pids, terminate_clients
+from kedge.errors import CannotOpenStore, StoreBusy, StoreUnreachable
+from kedge.store import open_store
+from postgresql import PASSWORD, PostgresServer, freeze, list_client_pids, terminate_clients
 
 Pool = PostgresDatabase
 TIMEOUT = 300.0
@@ -227,10 +228,26 @@ def test_the_error_says_busy_or_dead(own_server: PostgresServer, pool: Pool) -> 
         pool.run_read(lambda tx: tx.rows("SELECT 1"))
     own_server.stop()
     try:
-        with limit(pool, 0.0), pytest.raises(StoreUnreachable, match="is it running"):
+        with limit(pool, 0.0), pytest.raises(StoreUnreachable, match="is it running") as exc_info:
             pool.run_read(lambda tx: tx.rows("SELECT 1"))
     finally:
         own_server.start()
+    assert exc_info.value.retryable
+    assert PASSWORD not in str(exc_info.value)
+
+
+async def test_a_wrong_password_is_not_in_the_error(own_server: PostgresServer) -> None:
+    """Wrong credentials and an unknown database raise an error that is not retryable and has no password."""
+    addresses = {
+        "password": own_server.url.replace(PASSWORD, "letmein"),
+        "database is wrong": own_server.url.replace("/postgres", "/nothing"),
+    }
+    for message, address in addresses.items():
+        with pytest.raises(CannotOpenStore, match=message) as exc_info:
+            await open_store(address)
+        assert not exc_info.value.retryable
+        for password in (PASSWORD, "letmein"):
+            assert password not in str(exc_info.value)
 
 
 def test_a_restarted_server_is_awaited(own_server: PostgresServer, pool: Pool) -> None:

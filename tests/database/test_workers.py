@@ -30,23 +30,6 @@ async def test_sequential_work_needs_one_thread(workers: Workers) -> None:
     assert names == {"test-worker_0"}
 
 
-async def test_cancelled_caller_does_not_wait(workers: Workers) -> None:
-    """A caller that is cancelled while its work runs is resumed at once, and the result is ignored."""
-    started, release = threading.Event(), threading.Event()
-
-    def work(_: object) -> bool:
-        started.set()
-        return release.wait(10)
-
-    task = asyncio.create_task(workers.run(work, None))
-    await asyncio.to_thread(started.wait, 10)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    release.set()
-    assert (await workers.run(name_thread, None)).startswith("test-worker_")
-
-
 async def test_task_that_was_cancelled_before_is_cancelled(workers: Workers) -> None:
     """A cancellation that is pending when the work is submitted reaches the caller."""
 

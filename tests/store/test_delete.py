@@ -16,7 +16,7 @@ from kedge.store.delete import delete_unchanged
 from kedge.store.search import list_groups, rewrite_group
 from kedge.store.search_query import TEXT_INDEXES
 from kedge.store.summaries import list_summaries
-from store.sample_conversations import append_exchange, count_rows, create_conversation
+from store.sample_conversations import count_rows, create_conversation
 
 TABLES = ("conversations", "nodes", "links", "blocks", "responses", "claims", "tags", "texts")
 
@@ -36,24 +36,8 @@ async def test_deleted_conversation_leaves_no_rows(store: Store) -> None:
     assert await store.verify() == []
 
 
-async def test_shared_blocks_remain(store: Store) -> None:
-    """A block used by two conversations remains until both are deleted."""
-    one, _ = await create_conversation(store, 1, title="one")
-    two, others = await create_conversation(store, 1, title="two")
-    blocks = (await store.load(one)).blocks
-    await store.append(two, others[-1], blocks)
-    assert {hit.conversation for hit in await store.search("one")} == {one.id, two.id}
-    await store.delete(one.id)
-    tip = (await store.tree(two))[-1]
-    assert (await store.load(two, tip.id)).blocks[2:] == blocks
-    assert [hit.conversation for hit in await store.search("one")] == [two.id] * 2
-    assert await store.verify() == []
-    await store.delete(two.id)
-    assert await count_rows(store, "blocks", "links", "nodes") == [0, 0, 0]
-
-
 async def test_fork_retains_shared_history_after_delete(store: Store) -> None:
-    """A fork retains only its own path when the original is deleted, and its deletion does not change the original."""
+    """A fork retains only its own path when the original is deleted."""
     row, nodes = await create_conversation(store, 4)
     fork = await store.fork(row, nodes[2].id)
     truncated = await store.append(fork, nodes[2], [user("elsewhere")], kept=3, head=nodes[2].id)
@@ -70,14 +54,6 @@ async def test_fork_retains_shared_history_after_delete(store: Store) -> None:
     await store.append(fork, truncated, [user("and on")], head=truncated.id)
     await store.delete(fork.id)
     assert await count_rows(store, *TABLES) == [0] * len(TABLES)
-    row, nodes = await create_conversation(store, 3)
-    fork = await store.fork(row, nodes[1].id)
-    turn = (await store.load(fork)).turn()
-    await append_exchange(store, fork, nodes[1], turn, "fork")
-    before = await store.export(row)
-    await store.delete(fork.id)
-    assert await store.export(row) == before
-    assert await store.verify() == []
 
 
 async def test_gc_retains_history(store: Store) -> None:
@@ -125,8 +101,7 @@ async def test_deletion_rewrites_few_groups(
     async with open_store(f"sqlite:///{tmp_path}/s.db") as store:
         rows = [await store.create(f"c{number}") for number in range(6)]
         for number, row in enumerate(rows):
-            common = "common common" if number == 0 else "common"
-            texts = [f"{common} secret{number} line{number}x{line}" for line in range(3)]
+            texts = [f"common secret{number} line{number}x{line}" for line in range(3)]
             await store.append(row, (await store.load(row)).node, [user(text) for text in texts])
         assert len(await store.search("common", limit=50)) == 18
         before = await store.database.read(read_text_tables)
@@ -139,9 +114,6 @@ async def test_deletion_rewrites_few_groups(
         newest = [f"line{number}x{line}" for number in (5, 4, 3, 1, 0) for line in (2, 1, 0)]
         hits = await store.search("common", limit=50)
         assert [hit.excerpt.split()[-1] for hit in hits] == newest
-        hits = await store.search("comm* OR secret9", order="rank", limit=50)
-        assert [hit.excerpt.split()[-1] for hit in hits[:3]] == newest[-3:]
-        assert len(hits) == 15
         await store.delete(rows[3].id)  # blocks 10, 11 and 12: group 2 is empty now
         assert sorted(await store.database.read(list_groups)) == [0, 1, 3, 4]
         await store.database.write(lambda tx: rewrite_group(tx, 2))  # as another process would
@@ -196,17 +168,13 @@ async def test_conversations_expire_by_their_time_to_live(store: Store) -> None:
 async def test_question_without_an_answer_delays_expiry(store: Store) -> None:
     """A conversation is not deleted while the answer to a new question is awaited."""
     store.clock = lambda: 1000.0
-    rows = [await store.create(ttl=10.0), await store.create()]
+    row = await store.create(ttl=10.0)
     store.clock = lambda: 1009.0
-    for row in rows:
-        root = await store.node(row, row.head)
-        await store.append(row, root, [user("Hello")], kind="asked")
+    await store.append(row, await store.node(row, row.head), [user("Hello")], kind="asked")
     store.clock = lambda: 1010.0
     assert await store.delete_expired() == []
-    assert await store.delete_older(10.0) == []
     store.clock = lambda: 1019.0
-    assert await store.delete_expired() == [rows[0].id]
-    assert await store.delete_older(10.0) == [rows[1].id]
+    assert await store.delete_expired() == [row.id]
 
 
 async def test_scheduled_deletion_is_hidden_and_can_be_undone(store: Store) -> None:

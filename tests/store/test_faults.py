@@ -36,16 +36,6 @@ async def test_killed_writers_lose_nothing_acknowledged(lasting_url: str) -> Non
     assert await kill_writers(lasting_url, KILLS, 7) > KILLS
 
 
-async def test_two_processes_write_one_file(tmp_path: Path) -> None:
-    """Two processes that write the same file and are killed do not affect each other."""
-    url = f"sqlite:///{tmp_path}/shared.db"
-    async with open_store(url):
-        pass
-    async with anyio.create_task_group() as group:
-        for seed in range(2):
-            group.start_soon(kill_writers, url, 2, seed)
-
-
 async def test_full_disk_writes_nothing(tmp_path: Path) -> None:
     """A transaction that does not fit is rolled back, and the store works again when there is space."""
     async with open_store(f"sqlite:///{tmp_path}/full.db") as store:

@@ -1,10 +1,11 @@
 """A store in a forked process, which has none of the threads of the other one and must not use its connections."""
 
-import subprocess
-import sys
+from forked import run_forked
 
 # Python 3.12 and newer warn about a fork while there are threads, which is what the scripts test.
-IGNORED = "ignore:This process:DeprecationWarning"
+IGNORE_WARNING = (
+    "import warnings; warnings.filterwarnings('ignore', 'This process', DeprecationWarning)"
+)
 SCRIPT = """
 import os, signal, sys
 from kedge import Conversation, Turn, connect, open_store, user
@@ -43,8 +44,7 @@ with serve() as server, store.sync as stored:
 
 def test_a_forked_process_continues_with_its_own_connections(store_url: str) -> None:
     """Both processes continue a conversation that was opened before; a store in memory is copied."""
-    command = [sys.executable, "-W", IGNORED, "-c", SCRIPT, store_url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = run_forked("-c", IGNORE_WARNING + SCRIPT, store_url)
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
@@ -77,6 +77,5 @@ else:
 def test_a_store_that_the_other_process_closes_loses_nothing(store_url: str) -> None:
     """The forked process holds its own locks on the file, so that the other one leaves the journal to it."""
     kept = "memory" not in store_url
-    command = [sys.executable, "-W", IGNORED, "-c", CLOSING_SCRIPT, store_url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = run_forked("-c", IGNORE_WARNING + CLOSING_SCRIPT, store_url)
     assert (done.stdout, done.stderr) == (f"{[kept] * 3}\n", "")

@@ -1,10 +1,8 @@
 """The schema of the store: created, upgraded by steps, or rejected. There is no step yet, so the tests make one up."""
 
 import math
-import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,6 @@ from kedge.store.open import (
     SCHEMA_VERSION,
     create_schema,
     open_current_database,
-    open_database,
     read_schema_version,
 )
 from postgresql import create_schema as create_postgres_schema
@@ -81,24 +78,6 @@ async def set_version(url: str, version: int) -> None:
         await store.database.write(lambda tx: tx.run(change, (version,)))
 
 
-def test_both_databases_have_the_same_columns() -> None:
-    """The tables of SQLite and PostgreSQL have the same columns, apart from those of the search index."""
-    scripts = [
-        (files("kedge.store") / f"schema.{name}.sql").read_text("utf-8")
-        for name in ("sqlite", "postgresql")
-    ]
-    tables = [
-        {name: re.findall(r"^    ([a-z_]+) ", body, re.MULTILINE) for name, body in found}
-        for found in (
-            re.findall(r"CREATE TABLE (\w+) \((.*?)\n\)", each, re.DOTALL) for each in scripts
-        )
-    ]
-    assert tables[0].pop("texts") == ["rowid"]
-    assert tables[1].pop("texts") == ["rowid", "words"]
-    assert "conversations" in tables[0]
-    assert tables[0] == tables[1]
-
-
 async def test_older_store_is_upgraded_once(
     empty_url: str, add_step: Callable[[], list[int]]
 ) -> None:
@@ -135,23 +114,6 @@ async def test_killed_upgrade_is_repeated(
         found = await store.database.read(lambda tx: tx.rows("SELECT id, color FROM conversations"))
     assert found == [(row.id, "blue")]
     assert runs == [SCHEMA_VERSION]
-
-
-async def test_killed_creation_is_repeated(tmp_path: Path) -> None:
-    """A new file whose creation was cut off is created by the next process."""
-    url = f"sqlite:///{tmp_path}/store.db"
-
-    def create_half(tx: Tx) -> None:
-        create_schema(tx)
-        raise KeyboardInterrupt
-
-    database = open_database(url)
-    with pytest.raises(KeyboardInterrupt):
-        await database.write(create_half)
-    assert await database.read(read_schema_version) == 0
-    await database.aclose()
-    async with open_store(url) as store:
-        assert await store.verify() == []
 
 
 NEWER = r"{name} was written by a newer version of Kedge \(schema {version}, .*upgrade Kedge"
@@ -206,15 +168,7 @@ async def test_database_of_another_program_is_rejected(tmp_path: Path) -> None:
 
 
 @for_each(
-    "url",
-    [
-        "mysql://x",
-        "sqlite:kedge.db",
-        "sqlite:///",
-        "postgresql://localhost",
-        "postgresql://[broken/kedge",
-        "",
-    ],
+    "url", ["sqlite:kedge.db", "sqlite:///", "postgresql://localhost", "postgresql://[broken/kedge"]
 )
 async def test_invalid_address_is_rejected(url: str) -> None:
     """An invalid address raises an error that lists the valid formats."""

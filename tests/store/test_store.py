@@ -9,10 +9,9 @@ from kedge import assistant, user
 from kedge.database.transactions import Tx
 from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore
 from kedge.planning import ConversationState, TokenCounts, get_state
-from kedge.store import ConversationRow, Node, RequestRecord, Store, conversations
+from kedge.store import RequestRecord, Store, conversations
 from kedge.turns import FrozenMap, Turn, dumps, loads
-
-SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
+from store.sample_conversations import SCOPE, create_conversation
 
 
 def make_digest(number: int) -> str:
@@ -28,27 +27,10 @@ def make_response(number: int, **changes: Any) -> RequestRecord:
     return RequestRecord(**{**names, **ids, **counts, **changes})
 
 
-async def create_conversation(store: Store) -> tuple[ConversationRow, Node]:
-    """Create a conversation, and return its row and root node."""
-    row = await store.create("A talk")
-    return row, (await store.load(row)).node
-
-
-async def create_exchanges(store: Store, exchanges: int) -> tuple[ConversationRow, list[Node]]:
-    """Create a conversation with this many exchanges, and return its row and all nodes."""
-    row, node = await create_conversation(store)
-    nodes = [node]
-    for number in range(1, exchanges + 1):
-        blocks = [user(f"question {number}"), assistant(f"answer {number}")]
-        node = await store.append(row, node, blocks, response=make_response(number), head=node.id)
-        nodes.append(node)
-    return await store.conversation(row.id), nodes
-
-
 async def test_token_counts_are_loaded(store: Store) -> None:
     """The counts of a response are read as they were stored; malformed ones count as missing."""
     counts = TokenCounts(1200, 900, 100, 0, 0, 1 << 47)
-    row, root = await create_conversation(store)
+    row, (root,) = await create_conversation(store, 0)
     blocks = [user("question"), assistant("answer")]
     node = await store.append(row, root, blocks, response=make_response(1, counted=counts))
     assert (await store.load(row, node.id)).state.anchors[0].counted == counts
@@ -76,7 +58,7 @@ EVERY_KIND = """{"format": "kedge.turn", "version": 1, "blocks": [
 
 async def test_appended_blocks_are_loaded(store: Store) -> None:
     """Loaded blocks equal the appended ones, of every kind, with ids and metadata, and so do anchors, mode and data."""
-    row, node = await create_conversation(store)
+    row, (node,) = await create_conversation(store, 0)
     texts = user("Hello", id="blk_1", metadata={"mine": [1, None, {"é": "ü"}]})
     await store.append(row, node, [texts, assistant("Hi")], response=make_response(1), head=node.id)
     loaded = await store.load(await store.conversation(row.id))
@@ -99,7 +81,7 @@ async def test_appended_blocks_are_loaded(store: Store) -> None:
         await store.create(id=row.id, blocks=[user("c")])
     assert len(await store.tree(row)) == 2
     turn = loads(EVERY_KIND)
-    row, root = await create_conversation(store)
+    row, (root,) = await create_conversation(store, 0)
     node = await store.append(row, root, turn.blocks)
     loaded = (await store.load(row, node.id)).turn(turn.id)
     assert dumps(loaded.with_data({"kedge.state": None})) == dumps(Turn(turn.blocks, id=turn.id))
@@ -107,7 +89,7 @@ async def test_appended_blocks_are_loaded(store: Store) -> None:
 
 async def test_response_row_round_trip(store: Store) -> None:
     """Every member of a response row is stored and loaded."""
-    row, node = await create_conversation(store)
+    row, (node,) = await create_conversation(store, 0)
     counts = """sent_blocks sent_bytes saved_blocks saved_bytes input_tokens cached_tokens output_tokens
         reasoning_tokens predicted_cached_tokens cache_write_tokens more_rejected start barrier"""
     times = {"first_token_seconds": 0.5, "seconds": 1.5, "expires_at": 1e9, "root_created_at": 50.0}
@@ -128,7 +110,7 @@ async def test_response_row_round_trip(store: Store) -> None:
 
 async def test_invalid_text_is_rejected(store: Store) -> None:
     """No database can compare or store such a text; the error says so, and the store remains usable."""
-    row, _ = await create_conversation(store)
+    row, _ = await create_conversation(store, 0)
     name = "conv_\ud800"
     for call in (store.conversation(name), store.conversations(tag=name), store.delete(name)):
         with pytest.raises(InvalidSetting, match="lone surrogate; remove it"):
@@ -139,19 +121,9 @@ async def test_invalid_text_is_rejected(store: Store) -> None:
     assert (await store.conversation(row.id)).number == row.number
 
 
-async def test_equal_blocks_are_stored_once(store: Store) -> None:
-    """Equal blocks of several branches are stored once; blocks with another id or metadata are separate."""
-    row, node = await create_conversation(store)
-    texts = user("Hello", id="blk_1")
-    for block in (texts, texts, user("Hello", id="blk_2"), texts.with_metadata(seen=True)):
-        await store.append(row, node, [block])
-    ((count,),) = await store.database.read(lambda tx: tx.rows("SELECT COUNT(*) FROM blocks"))
-    assert count == 3
-
-
 async def test_head_conflict_creates_a_branch(store: Store) -> None:
     """The second of two concurrent writers gets `HeadConflict` with the node of its own branch."""
-    row, root = await create_conversation(store)
+    row, (root,) = await create_conversation(store, 0)
     first = await store.append(row, root, [user("one")], head=root.id)
     with pytest.raises(HeadConflict) as conflict:
         await store.append(row, root, [user("two")], head=root.id)
@@ -166,25 +138,9 @@ async def test_head_conflict_creates_a_branch(store: Store) -> None:
     assert (await store.conversation(row.id)).head == lost.node.id
 
 
-async def test_node_retains_prefix_of_parent_path(store: Store) -> None:
-    """An edit of earlier blocks creates a new node that knows all responses, and both paths can be loaded."""
-    row, nodes = await create_exchanges(store, 4)
-    edited = await store.append(row, nodes[-1], [user("another question")], kept=3, kind="edited")
-    appended = await store.append(row, edited, [assistant("another answer")])
-    loaded = await store.load(row, appended.id)
-    texts = [block.text for block in loaded.blocks]  # type: ignore[attr-defined]
-    assert texts[:3] == ["question 1", "answer 1", "question 2"]
-    assert texts[3:] == ["another question", "another answer"]
-    known = [record.response_id for record in loaded.state.anchors]
-    assert known == ["resp_1", "resp_2", "resp_3", "resp_4"]
-    assert len((await store.load(row, nodes[-1].id)).blocks) == 8
-    path = [node.id for node in await store.path(row, appended.id)]
-    assert path == [node.id for node in (*nodes, edited, appended)]
-
-
 async def test_branches_are_compared(store: Store) -> None:
     """Two branches have a common ancestor, and their differences are the blocks after it."""
-    row, nodes = await create_exchanges(store, 3)
+    row, nodes = await create_conversation(store, 3)
     left = await store.append(row, nodes[2], [user("left")])
     right = await store.append(row, nodes[2], [user("right"), assistant("yes")])
     assert (await store.common_ancestor(row, left.id, right.id)).id == nodes[2].id
@@ -197,39 +153,27 @@ async def test_branches_are_compared(store: Store) -> None:
     assert (same.shared, same.left, same.right) == (5, (), ())
 
 
-async def test_forks_share_a_tree(store: Store) -> None:
-    """A fork is a separate conversation with its own head on the same tree."""
-    row, nodes = await create_exchanges(store, 3)
-    fork = await store.fork(row, nodes[1].id, "Another way")
-    assert (fork.forked_from, fork.forked_at, fork.head) == (row.id, nodes[1].id, nodes[1].id)
-    node = await store.append(fork, nodes[1], [user("elsewhere")], head=nodes[1].id)
-    assert len((await store.load(await store.conversation(fork.id))).blocks) == 3
-    assert len((await store.load(await store.conversation(row.id))).blocks) == 6
-    assert node.id in [each.id for each in await store.tree(row)]
-    assert (await store.common_ancestor(row, node.id, nodes[3].id)).id == nodes[1].id
-
-
 async def test_anchor_is_found_by_content_in_its_scope(store: Store) -> None:
     """Responses are found by scope and digest, and another scope returns none."""
-    await create_exchanges(store, 3)
-    (record,) = await store.candidates(SCOPE, [make_digest(9), make_digest(2)])
-    assert (record.response_id, record.block_count) == ("resp_2", 4)
-    assert await store.candidates(SCOPE.replace("0123", "9999"), [make_digest(2)]) == []
+    row, _ = await create_conversation(store, 3)
+    known = [record.digest for record in (await store.load(row)).state.anchors]
+    (record,) = await store.candidates(SCOPE, [make_digest(9), known[1]])
+    assert (record.response_id, record.block_count) == ("resp_A_talk_1", 4)
+    assert await store.candidates(SCOPE.replace("0123", "9999"), known) == []
     assert await store.candidates(SCOPE, [make_digest(7)]) == []
     many = [make_digest(number) for number in range(1500, 0, -1)]
-    assert len(await store.candidates(SCOPE, many)) == 3
+    assert len(await store.candidates(SCOPE, [*many, *known])) == 3
 
 
 async def test_response_is_marked_lost_once(store: Store) -> None:
     """A lost response has the reason of the first report, and is no longer a candidate."""
-    row, _ = await create_exchanges(store, 2)
-    record = make_response(2).record
-    assert record
+    row, _ = await create_conversation(store, 2)
+    record = (await store.load(row)).state.anchors[1]
     assert await store.mark_lost(record, "gone")
     assert not await store.mark_lost(record, "again")
     lost = (await store.responses(row))[1]
     assert (lost.status, lost.lost_reason) == ("lost", "gone")
-    assert await store.candidates(SCOPE, [make_digest(2)]) == []
+    assert await store.candidates(SCOPE, [record.digest]) == []
     anchors = (await store.load(row)).state.anchors
     assert [anchor.status for anchor in anchors] == ["completed", "lost"]
 
@@ -289,32 +233,22 @@ async def test_tags_of_an_iterator_are_kept(store: Store, monkeypatch: pytest.Mo
 
 
 async def test_missing_rows_raise(store: Store) -> None:
-    """An unknown conversation, an unknown node and a node of another conversation raise `NotInStore`."""
-    row, _ = await create_conversation(store)
-    other, root = await create_conversation(store)
+    """An unknown conversation, a node of another one and what cannot be the number of a node raise `NotInStore`."""
+    row, _ = await create_conversation(store, 0)
+    _, (root,) = await create_conversation(store, 0)
     for name in ("conv_nothing", cast("Any", None)):
         with pytest.raises(NotInStore, match=f"there is no conversation {name!r}"):
             await store.conversation(name)
-    for call in (store.load, store.node, store.path):
-        with pytest.raises(NotInStore):
-            await call(row, root.id)
-        with pytest.raises(NotInStore):
-            await call(row, 10**6)
-    with pytest.raises(NotInStore):
-        await store.fork(other, 10**6)
-
-
-async def test_impossible_node_numbers_are_not_in_the_store(store: Store) -> None:
-    """What cannot be the number of a node is reported as one that does not exist."""
-    row, _ = await create_conversation(store)
-    numbers: list[Any] = [1.5, True, -1, 10**30, "9" * 30, "9" * 5000]
-    for at in [*numbers, cast("Any", None)]:
-        with pytest.raises(NotInStore, match="no node or response"):
-            await store.find_node(row, at)
+    numbers: list[Any] = [root.id, 10**6, 1.5, True, -1, 10**30, "9" * 30, "9" * 5000]
     for at in numbers:
         for call in (store.load, store.node, store.path, store.children, store.newest_below):
             with pytest.raises(NotInStore, match="there is no node"):
                 await call(row, at)
+        with pytest.raises(NotInStore):
+            await store.fork(row, at)
+    for at in [*numbers, cast("Any", None)]:
+        with pytest.raises(NotInStore, match="no node"):
+            await store.find_node(row, at)
 
 
 async def test_tags_are_read_in_queries(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +261,7 @@ async def test_tags_are_read_in_queries(store: Store, monkeypatch: pytest.Monkey
 
 async def test_key_is_claimed_once(store: Store) -> None:
     """A key has one owner until its lease ends, and all callers finally get the same answer."""
-    row, root = await create_conversation(store)
+    row, (root,) = await create_conversation(store, 0)
     claim = await store.claim(row, "k", request_hash=b"x", owner="a", lease=1000)
     assert claim.is_owner
     assert not (await store.claim(row, "k", request_hash=b"x", owner="b", lease=1000)).is_owner

@@ -2,20 +2,16 @@
 
 import itertools
 import time
-from typing import Any, get_args
+from typing import Any
 
 from kedge.planning.anchors import is_expired
-from kedge.store import ConversationRow, Node, RequestRecord, Store, Telemetry
-from kedge.store.records import ResponseStatus, StoredExchange
+from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.summaries import (
     LIST_FILTERS,
     LIST_ORDERS,
     find_by_title,
-    get_revision,
     list_summaries,
-    load_exchanges,
 )
-from kedge.store.tree import read_tree
 from kedge.turns import assistant, user
 
 
@@ -33,7 +29,6 @@ async def append_exchange(
         [assistant(f"{text}!")],
         kind="answered",
         response=RequestRecord(**fields),
-        accounts=Telemetry(exchanges=(StoredExchange(b"{}", b"[]", 200),)),
     )
 
 
@@ -126,41 +121,6 @@ async def test_every_filter_and_order_works(store: Store) -> None:
             assert rows[0].row.title == first.get(order, "Forked")
 
 
-async def test_stopped_and_running_responses_are_not_failures(store: Store) -> None:
-    """Only responses that failed, were rejected, cut off or incomplete are failures, in lists and counts."""
-    for status in get_args(ResponseStatus):
-        await create_conversation(store, status, "One", status=status)
-    rows, _ = await list_summaries(store, show="failed")
-    failed = {"incomplete", "failed", "refused", "cut"}
-    assert {row.row.title for row in rows} == failed
-    rows, _ = await list_summaries(store)
-    assert {row.row.title for row in rows if row.failed} == failed
-
-
-async def test_pages_are_consecutive(store: Store) -> None:
-    """Pages have no gaps or duplicates, and `ids` restricts the list to these conversations."""
-    rows = [await create_conversation(store, f"Talk {number}") for number in range(5)]
-    pages = [
-        await list_summaries(store, order="oldest", limit=2, offset=start) for start in (0, 2, 4)
-    ]
-    assert [each.row.id for page, _ in pages for each in page] == [row.id for row in rows]
-    assert {total for _, total in pages} == {5}
-    ((only,), total) = await list_summaries(store, ids=[rows[3].id])
-    assert (only.row.id, total) == (rows[3].id, 1)
-    assert await list_summaries(store, ids=[]) == ([], 0)
-
-
-async def test_tree_is_read_completely(store: Store) -> None:
-    """A tree has its nodes, responses by node, and questions, including those of a fork."""
-    row = await create_conversation(store, "Tree", "One", "Two")
-    fork = await store.fork(row, row.head)
-    await append_exchange(store, fork, await store.node(row, row.head), "Three")
-    tree = await read_tree(store, row)
-    assert sorted(tree.questions.values()) == ["One", "Three", "Two"]
-    assert len(tree.responses) == 3
-    assert [node.kind for node in tree.nodes] == ["root", *["asked", "answered"] * 3]
-
-
 async def test_conversations_are_found_by_part_of_title(store: Store) -> None:
     """The title search ignores case and treats wildcards of the database as plain characters."""
     row = await create_conversation(store, "100% of Boats")
@@ -168,22 +128,3 @@ async def test_conversations_are_found_by_part_of_title(store: Store) -> None:
     assert await find_by_title(store, "boats", 9) == [row.id]
     assert await find_by_title(store, "100%", 9) == [row.id]
     assert await find_by_title(store, "_", 9) == []
-
-
-async def test_exchanges_are_found_by_node(store: Store) -> None:
-    """The exchange of a node is loaded if bodies are stored."""
-    row = await create_conversation(store, "Kept nothing", "One")
-    assert await load_exchanges(store, row.head) == []
-    store.keep_bodies = True
-    row = await create_conversation(store, "Kept", "One")
-    (retained,) = await load_exchanges(store, row.head)
-    assert (retained.request, retained.reply, retained.status) == (b"{}", b"[]", 200)
-    assert retained.conversation == row.id
-
-
-async def test_revision_changes_with_every_response(store: Store) -> None:
-    """The revision is stable without writes and changes when a response is added."""
-    before = await get_revision(store)
-    assert await get_revision(store) == before
-    await create_conversation(store, "New", "One")
-    assert await get_revision(store) != before

@@ -121,17 +121,6 @@ async def test_parallel_reservations_exceed_a_limit_by_one(lasting_url: str) -> 
         assert (await registries[1].count("a")).tokens == 120
 
 
-async def test_counts_are_shared_by_processes(lasting_url: str) -> None:
-    """Concurrent counts of two stores on one database are all included."""
-    async with open_store(lasting_url) as one, open_store(lasting_url) as two:
-        registries = [TokenRegistry(each, lambda: 630.0) for each in (one, two)]
-        uses = await asyncio.gather(
-            *(registries[i % 2].count("a", requests=1, tokens=2) for i in range(20))
-        )
-        assert sorted(use.requests for use in uses) == list(range(1, 21))
-        assert max(use.tokens for use in uses) == 40
-
-
 async def test_sessions_are_ended_individually(store: Store) -> None:
     """Ending a stored session deletes it; a signed session is recorded as ended until it expires."""
     registry = TokenRegistry(store)

@@ -45,82 +45,48 @@ def make_graph(
     return build_response_graph(tree, NOW)
 
 
-def test_question_is_label_of_its_answer() -> None:
-    """Questions and tool results have no node of their own in the graph."""
-    graph = make_graph(
-        make_node(1, 0, "root"), make_node(2, 1, "asked"), make_node(3, 2, "answered"), make_node(4, 3, "asked"),
-        make_node(5, 4, "answered"), make_node(6, 5, "results"), make_node(7, 6, "answered"),
-        head=7, responses=(make_response(3), make_response(5), make_response(7)), n2="First", n4="Second",
-    )  # fmt: skip
-    found = [(each.id, each.parent, each.label) for each in graph.nodes]
-    assert found == [(3, 0, "First"), (5, 3, "Second"), (7, 5, "After the tools answered")]
-    assert graph.head == 7
-    assert graph.sums.responses == 3
-
-
 def test_question_without_answer_is_pending() -> None:
-    """An unanswered question has its own node with the mark `pending`."""
+    """A question has a node of its own, with the mark `pending`, only until it is answered."""
+    kinds = ["root", "asked", "answered", "results", "answered", "edited", "asked"]
     graph = make_graph(
-        make_node(1, 0, "root"), make_node(2, 1, "asked"), make_node(3, 2, "answered"), make_node(4, 3, "asked"),
-        head=3, responses=(make_response(3),), n2="First", n4="Second",
+        *(make_node(number, number - 1, kind) for number, kind in enumerate(kinds, 1)),
+        head=5, responses=(make_response(3), make_response(5)), n2="First", n7="Second",
     )  # fmt: skip
-    found = [(each.id, each.label, each.marks) for each in graph.nodes]
-    assert found == [(3, "First", {"head"}), (4, "Second", {"pending"})]
+    found = [(each.id, each.parent, each.marks) for each in graph.nodes]
+    assert found == [(3, 0, set()), (5, 3, {"head"}), (6, 5, {"edited"}), (7, 6, {"pending"})]
+    assert [graph.nodes[0].label, graph.nodes[3].label] == ["First", "Second"]
+    assert graph.sums.responses == 2
 
 
 @for_each(
-    ("members", "marks"),
+    ("kind", "members", "marks"),
     [
-        ({}, set[str]()),
-        ({"status": "lost"}, {"lost"}),
-        ({"status": "refused"}, {"failed"}),
-        ({"status": "cut"}, {"failed"}),
-        ({"status": "incomplete"}, {"failed"}),
-        ({"status": "cancelled"}, {"cancelled"}),
-        ({"expires_at": NOW - 1}, {"expired"}),
-        ({"expires_at": NOW + 10}, {"expired"}),
-        ({"expires_at": NOW + 86_400}, set[str]()),
-        ({"expires_at": NOW - 1, "stored": False}, set[str]()),
-        ({"anchor": "", "reason": "new"}, set[str]()),
-        ({"anchor": "", "reason": "changed"}, {"full"}),
-        ({"anchor": "", "reason": "changed", "mode": "conversation"}, {"full"}),
-        ({"anchor": "", "reason": "conversation", "mode": "conversation"}, set[str]()),
-        ({"anchor": "", "reason": "stateless", "mode": "stateless"}, set[str]()),
-        ({"anchor": "", "reason": "never_stores", "mode": "stateless"}, {"full"}),
-        ({"anchor": "", "reason": "lost", "status": "lost"}, {"full", "lost"}),
+        ("answered", {}, {}),
+        ("answered", {"status": "lost", "lost_reason": "gone", "healed": "lost"}, {"lost": "gone", "healed": "lost"}),
+        ("answered", {"anchor": "", "reason": "lost", "status": "lost"}, {"full": "lost", "lost": ""}),
+        ("failed", {"status": "refused", "anchor": "", "reason": "changed"}, {"failed": "refused", "full": "changed"}),
+        ("answered", {"status": "cut"}, {"failed": "cut"}),
+        ("answered", {"status": "incomplete"}, {"failed": "incomplete"}),
+        ("answered", {"status": "cancelled"}, {"cancelled": ""}),
+        ("answered", {"expires_at": NOW - 1}, {"expired": ""}),
+        ("answered", {"expires_at": NOW + 10}, {"expired": ""}),
+        ("answered", {"expires_at": NOW + 86_400}, {}),
+        ("merged", {"expires_at": NOW - 1, "stored": False}, {"merged": "", "unstored": ""}),
+        ("answered", {"anchor": "", "reason": "new"}, {}),
+        ("answered", {"anchor": "", "reason": "changed", "mode": "conversation"}, {"full": "changed"}),
+        ("answered", {"anchor": "", "reason": "conversation", "mode": "conversation"}, {}),
+        ("answered", {"anchor": "", "reason": "stateless", "mode": "stateless"}, {}),
+        ("answered", {"anchor": "", "reason": "never_stores", "mode": "stateless"}, {"full": "never_stores"}),
     ],
-)
-def test_marks_of_graph_follow_response(members: dict[str, Any], marks: set[str]) -> None:
-    """Each mark of a node is derived from the row of its response."""
-    row = make_response(3, **members)
-    nodes = make_node(1, 0, "root"), make_node(3, 1, "answered")
-    assert make_graph(*nodes, head=1, responses=(row,)).nodes[0].marks == marks
-
-
-def test_marks_have_reasons() -> None:
-    """`find_marks` also returns marks that are not shown in the graph, with their reasons."""
-    merged = find_marks(make_node(3, 1, "merged"), make_response(3, stored=False), NOW)
-    assert merged == {"merged": "", "unstored": ""}
-    healed = make_response(3, status="lost", lost_reason="gone", healed="gone", anchor="")
-    marks = find_marks(make_node(3, 1, "answered"), healed, NOW)
-    assert marks == {"lost": "gone", "healed": "gone"}
-    failed = make_response(3, status="refused", anchor="", reason="changed")
-    marks = find_marks(make_node(3, 1, "failed"), failed, NOW)
-    assert marks == {"failed": "refused", "full": "changed"}
-
-
-def test_edits_and_compactions_are_shown_without_totals() -> None:
-    """Edits, compactions and merges have labels but no totals; an empty conversation has no nodes."""
-    graph = make_graph(
-        make_node(1, 0, "root"), make_node(2, 1, "edited"), make_node(3, 2, "compacted"), make_node(4, 3, "merged"),
-        head=4,
-    )  # fmt: skip
-    labels = [each.label for each in graph.nodes]
-    assert labels == ["History was edited", "History was compacted", "A summary was merged in"]
-    assert [each.marks for each in graph.nodes] == [{"edited"}, {"compacted"}, {"head"}]
-    assert graph.sums == Totals()
-    empty = make_graph(make_node(1, 0, "root"), head=1)
-    assert (empty.nodes, empty.head) == ((), 0)
+)  # fmt: skip
+def test_marks_follow_the_response(
+    kind: str, members: dict[str, Any], marks: dict[str, str]
+) -> None:
+    """Each mark of a node is derived from the row of its response, with its reason; the graph shows some of them."""
+    row, node = make_response(3, **members), make_node(3, 1, kind)
+    assert find_marks(node, row, NOW) == marks
+    graph = make_graph(make_node(1, 0, "root"), node, head=1, responses=(row,))
+    assert graph.nodes[0].marks == marks.keys() - {"healed", "merged", "unstored"}
 
 
 def make_chain(count: int, first: int = 1, parent: int = 0) -> list[GraphNode]:
@@ -166,8 +132,8 @@ def test_long_run_is_folded_without_its_ends() -> None:
         assert len(compute_layout(make_chain(10_000), 10000, unfolded).rows) == 10_000
 
 
-def test_lanes_and_totals_of_branches() -> None:
-    """Two forks share a lane, the path to the chosen node is the first one, and a branch has totals from its fork."""
+def test_lanes_of_branches() -> None:
+    """Two forks share a lane, and the path to the chosen node is the first one."""
     nodes = [*make_chain(9), GraphNode(20, 3), GraphNode(21, 7)]
     layout = compute_layout(nodes, 9)
     assert layout.lanes == 2
@@ -180,10 +146,6 @@ def test_lanes_and_totals_of_branches() -> None:
     assert lanes[20] == 0
     assert lanes[9] == 1
     assert sum(edge.on_path for edge in layout.edges) == 3
-    nodes = [*make_chain(4), *make_chain(2, 11, 2)]
-    ends = {row.node.id: row.branch for row in compute_layout(nodes, 4).rows if row.branch}
-    assert ends == {4: Totals(4, 40, 4, 20), 12: Totals(2, 20, 2, 10)}
-    assert ends[4].saved == 16
 
 
 @given(trees(), st.integers(0, 30))
