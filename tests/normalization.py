@@ -38,6 +38,16 @@ def normalize_items(items: Iterable[Mapping[str, Any]] | None) -> list[NormalFor
     ]
 
 
+def normalize_block(block: turns.Block) -> NormalForm:
+    """Return the normal form of a block, whatever its position."""
+    return (*_normalize_block(block), *_normalize_members(block.extra.get("item", {})))
+
+
+def normalize_item(item: Mapping[str, Any]) -> NormalForm:
+    """Return the normal form of a wire item."""
+    return (*_normalize_item(item), *_normalize_members(item))
+
+
 def expected_context(turn: turns.Turn) -> list[NormalForm]:
     """Return the context of the request for this finished Turn: all blocks before its last answer."""
     blocks = list(turn.blocks)

@@ -9,7 +9,6 @@ import httpx2
 import pytest
 from openai import AzureOpenAI, BadRequestError, NotFoundError, OpenAI
 
-from for_each import for_each
 from incremental.conftest import MakeClient
 from incremental.programs import ask, bodies, check_contexts, message, replay
 from kedge.errors import InvalidSetting
@@ -269,31 +268,6 @@ def test_the_environment_variable_disables_chaining(
     assert chain_report(client).passed_through["switched_off"] == 1
 
 
-@for_each("known", [False, True])
-def test_an_unknown_server_is_not_trusted(known: bool) -> None:
-    """An unknown server that only repeats the requested id gets the program's own requests."""
-    sent: list[dict[str, Any]] = []
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        if request.method == "GET":
-            return httpx2.Response(404, json={"detail": "Not Found"})
-        body = json.loads(request.content)
-        sent.append(body)
-        text = [{"type": "output_text", "text": "Hello", "annotations": []}]
-        output = [{"id": "m", "type": "message", "role": "assistant", "content": text}]
-        names = {"id": f"r{len(sent)}", "previous_response_id": body.get("previous_response_id")}
-        response = {**names, "object": "response", "status": "completed", "output": output}
-        return httpx2.Response(200, json=response)
-
-    url = "https://api.openai.com/v1" if known else "http://127.0.0.1:4000/v1"
-    with httpx2.Client(transport=httpx2.MockTransport(answer), base_url=url) as http:
-        chain(http)
-        history: list[Any] = [message("One")]
-        history += http.post("/responses", json={"model": "m", "input": history}).json()["output"]
-        http.post("/responses", json={"model": "m", "input": [*history, message("Two")]})
-    assert [len(body["input"]) for body in sent] == ([1, 1] if known else [1, 3])
-
-
 CALL = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{}"}
 MISSING = {"type": "reasoning", "id": "rs_1", "summary": []}
 
@@ -333,22 +307,6 @@ def test_conversations_that_a_restart_ended_are_chained_again(
     assert report.passed_through == {"new": 3}
     assert report.healed == {"rejected": 3}
     assert report.chained == 3
-
-
-def test_a_background_stream_that_was_left_is_an_anchor_after_its_retrieval(
-    server: TestServer, client: OpenAI
-) -> None:
-    """The program closes the stream at its first event, and fetches the response when it is complete."""
-    history: list[Any] = [message("My name is Ada.")]
-    body: Any = {"model": "practice", "input": history, "background": True, "stream": True}
-    with client.responses.create(**body) as stream:
-        started: Any = next(iter(stream))
-    response_id = started.response.id
-    for _ in client.responses.retrieve(response_id, stream=True):
-        pass
-    history += replay(client.responses.retrieve(response_id))
-    assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
-    assert bodies(server)[-1]["previous_response_id"] == response_id
 
 
 def test_a_report_is_printed_as_a_summary() -> None:

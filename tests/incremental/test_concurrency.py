@@ -18,19 +18,18 @@ from openai import APIStatusError, AsyncOpenAI, OpenAI
 from incremental.programs import message, replay
 from kedge.incremental import chain
 from kedge.server.errors import ApiError
-from kedge.server.models import ItemAdded, ItemClosed, ItemDelta, ItemOpened, OutputEvent, Prompt
+from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, OutputEvent, Prompt
 from kedge.testing import serve
 from normalization import normalize_items
 from proxy.running import serve_proxy
 
-ROUNDS = 6
-BRANCHES = 3
+ROUNDS = 8
+BRANCHES = 4
 KINDS = ["create", "create", "stream", "stream", "raw", "leave", "cancel"]
-TOOL: Any = {"type": "function", "name": "add", "strict": False, "parameters": {"type": "object"}}
 
 
 class DigestModel:
-    """A model that answers with a digest of its context, and sometimes with calls and other items."""
+    """A model that answers with a digest of its context."""
 
     name = "practice"
     window = 400_000
@@ -42,26 +41,11 @@ class DigestModel:
 
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
         context = normalize_items(prompt.ask.items)
-        seen = repr((context, prompt.ask.instructions, prompt.body["model"]))
-        digest = hashlib.sha256(seen.encode()).hexdigest()[:16]
+        digest = hashlib.sha256(repr(context).encode()).hexdigest()[:16]
         metadata = prompt.body["metadata"]
         self.digests.setdefault(metadata["request"], set()).add(digest)
-        rng = random.Random(digest)
         if metadata["fault"]:
             raise ApiError("This request fails.", status=int(metadata["fault"]))
-        if rng.random() < 0.3:
-            for event in (ItemOpened("reasoning"), ItemDelta("Hm."), ItemClosed()):
-                yield event
-        if context[-1][0] == "user" and rng.random() < 0.3:
-            for number in range(2):
-                yield ItemOpened("function_call", "add", f"call_{digest}{number}")
-                yield ItemDelta('{"a": 1}')
-                yield ItemClosed()
-            return
-        if rng.random() < 0.2:
-            action = {"type": "search", "query": digest}
-            item = {"type": "web_search_call", "id": f"ws_{digest}", "status": "completed"}
-            yield ItemAdded({**item, "action": action})
         yield ItemOpened("text")
         for word in (digest, " is", " the", " digest."):
             yield ItemDelta(word)
@@ -84,10 +68,7 @@ class Branch:
     change: str
     position: float
     kind: str
-    model: str
-    instructions: str | None
     fault: str
-    replays_items: bool
 
 
 def make_program(seed: int) -> list[list[Branch]]:
@@ -101,10 +82,7 @@ def make_program(seed: int) -> list[list[Branch]]:
                 rng.choice(["", "", "", "edit", "rewind", "insert"]),
                 rng.random(),
                 rng.choice(KINDS),
-                rng.choice(["practice", "practice", "other"]),
-                rng.choice([None, "Be brief."]),
                 rng.choice(["", "", "", "", "", "400", "500"]),
-                rng.random() < 0.6,
             )
             for branch in range(rng.randint(1, BRANCHES))
         ]
@@ -172,41 +150,24 @@ async def send_async(client: AsyncOpenAI, kind: str, body: dict[str, Any]) -> An
 async def run_branch(
     client: Any, branch: Branch, history: list[Any], observed: dict[str, Any]
 ) -> list[Any]:
-    """Send a message and the results of tools; return the new history, or the old one after a failure."""
+    """Send a message; return the new history, or the old one after a failure."""
     change_history(history, branch)
-    turn: list[Any] = [message(f"Message {branch.name}")]
-    for step in range(3):
-        name = f"{branch.name}.{step}"
-        body: dict[str, Any] = {
-            "model": branch.model,
-            "instructions": branch.instructions,
-            "input": [*history, *turn],
-            "tools": [TOOL],
-            "metadata": {"request": name, "fault": "" if step else branch.fault},
-        }
-        try:
-            if isinstance(client, OpenAI):
-                response = await asyncio.to_thread(send_sync, client, branch.kind, body)
-            else:
-                response = await send_async(client, branch.kind, body)
-        except (APIStatusError, RuntimeError) as error:  # a stream that fails has no final response
-            observed[name] = repr(error)
-            return history
-        if response is None:
-            return history
-        output = replay(response)
-        observed[name] = normalize_items(output)
-        if not branch.replays_items:
-            output = [item for item in output if item["type"] != "reasoning"]
-            for item in output:
-                if item["type"] != "web_search_call":
-                    del item["id"]
-        turn += output
-        calls = [item["call_id"] for item in output if item["type"] == "function_call"]
-        turn += [{"type": "function_call_output", "call_id": each, "output": "1"} for each in calls]
-        if not calls:
-            break
-    return [*history, *turn]
+    history.append(message(f"Message {branch.name}"))
+    metadata = {"request": branch.name, "fault": branch.fault}
+    body: dict[str, Any] = {"model": "practice", "input": history, "metadata": metadata}
+    try:
+        if isinstance(client, OpenAI):
+            response = await asyncio.to_thread(send_sync, client, branch.kind, body)
+        else:
+            response = await send_async(client, branch.kind, body)
+    except (APIStatusError, RuntimeError) as error:  # a stream that fails has no final response
+        observed[branch.name] = repr(error)
+        return history[:-1]
+    if response is None:
+        return history[:-1]
+    output = replay(response)
+    observed[branch.name] = normalize_items(output)
+    return [*history, *output]
 
 
 async def run_program(client: Any, program: list[list[Branch]]) -> dict[str, Any]:

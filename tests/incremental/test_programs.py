@@ -40,19 +40,6 @@ def anchors(server: TestServer) -> list[str]:
     return [body.get("previous_response_id") or "" for body in bodies(server)]
 
 
-def test_two_programs_interleave_with_one_key(server: TestServer, client: OpenAI) -> None:
-    """Two programs start with the same text, and each continues its own conversation."""
-    histories: list[list[Any]] = [[message("Be brief.", "system")] for _ in range(2)]
-    sent: list[list[Any]] = []
-    for number in range(4):
-        for name, history in zip(("Ada", "Bob"), histories, strict=True):
-            text = f"Say {number}" if number != 1 else f"My name is {name}."
-            ask(client, history, text)
-            sent.append(history[:-1])
-    check_contexts(server, sent)
-    assert all(anchors(server)[2:])
-
-
 def test_two_keys_share_no_anchors(server: TestServer, client: OpenAI) -> None:
     """The same history with another key or organization is sent in full."""
     history: list[Any] = []

@@ -6,15 +6,14 @@ A compaction item created by a server is replaced by the items it was made from.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeGuard
 
-from kedge import turns
-from kedge.turns import AssistantBlock, Block, FilePart, OpaqueBlock, ReasoningBlock, TextPart, Turn
+import normalization
+from kedge.turns import Block, OpaqueBlock, ReasoningBlock, Turn
+from normalization import NormalForm
 from planning import reference_server
 from planning.reference_server import ID_IS_CONTENT, STATUS_IS_CONTENT, Item, ReferenceServer
-
-NormalForm = tuple[Any, ...]
 
 
 def normalize_items(items: list[Item], server: ReferenceServer) -> list[NormalForm]:
@@ -53,71 +52,17 @@ def is_compaction(block: Block) -> TypeGuard[OpaqueBlock]:
 
 
 def normalize_item(item: Item) -> NormalForm:
-    match item["type"]:
-        case "message":
-            return ("message", item["role"], _normalize_content(item["content"]))
-        case "function_call":
-            return ("call", item["call_id"], item["name"], item["arguments"])
-        case "custom_tool_call":
-            return ("custom call", item["call_id"], item["name"], item["input"])
-        case "function_call_output":
-            return ("result", item["call_id"], _normalize_content(item["output"]))
-        case "custom_tool_call_output":
-            return ("custom result", item["call_id"], _normalize_content(item["output"]))
-        case kind:
-            return (kind, _normalize_opaque(item))
+    """Return the normal form of an item, with the content of one that Kedge does not interpret."""
+    form = normalization.normalize_item(item)
+    return (*form, _normalize_opaque(item)) if form[0] == "opaque" else form
 
 
 def normalize_block(block: Block) -> NormalForm:
-    match block:
-        case turns.UserBlock() | AssistantBlock():
-            return ("message", block.kind, tuple(map(_normalize_part, block.parts)))
-        case turns.SystemBlock():
-            return ("message", block.role, (("text", block.text),))
-        case turns.ToolCallBlock():
-            name = "custom call" if block.custom else "call"
-            return (name, block.call_id, block.name, block.arguments)
-        case turns.ToolResultBlock():
-            name = "custom result" if block.custom else "result"
-            return (name, block.call_id, tuple(map(_normalize_part, block.parts)))
-        case OpaqueBlock():
-            return (block.type, _normalize_opaque(_thaw(block.item)))
-        case _:
-            raise AssertionError(block)
-
-
-def _normalize_content(content: str | Sequence[Item]) -> tuple[NormalForm, ...]:
-    if isinstance(content, str):
-        return (("text", content),)
-    return tuple(map(_normalize_item_part, content))
-
-
-def _normalize_item_part(part: Item) -> NormalForm:
-    match part["type"]:
-        case "input_text" | "output_text":
-            return ("text", part["text"])
-        case "refusal":
-            return ("refusal", part["refusal"])
-        case "input_image":
-            return ("image", part["image_url"], part.get("detail", "auto"))
-        case "input_file":
-            return ("file", part["file_data"], part.get("filename", ""))
-        case kind:
-            return (kind, json.dumps(part, sort_keys=True))
-
-
-def _normalize_part(part: object) -> NormalForm:
-    match part:
-        case TextPart():
-            return ("text", part.text)
-        case turns.RefusalPart():
-            return ("refusal", part.text)
-        case turns.ImagePart():
-            return ("image", part.url, part.detail)
-        case FilePart():
-            return ("file", part.data, part.filename)
-        case _:
-            raise AssertionError(part)
+    """Return the normal form of a block, which equals that of its item."""
+    form = normalization.normalize_block(block)
+    if not isinstance(block, OpaqueBlock):
+        return form
+    return (*form, _normalize_opaque(_thaw(block.item)))
 
 
 def _normalize_opaque(item: Item) -> str:

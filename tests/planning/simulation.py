@@ -51,7 +51,6 @@ class Simulation:
     """Branches of a conversation, two servers, and a clock."""
 
     planner: Planner = plan_request
-    on_record: Callable[[Turn, str], None] | None = None
     branches: list[Turn] = field(default_factory=lambda: [Turn()])
     history: list[Turn] = field(default_factory=list[Turn])
     snapshots: dict[str, ResponseSnapshot] = field(default_factory=dict[str, ResponseSnapshot])
@@ -150,8 +149,6 @@ class Simulation:
             retention=server.retention,
             conversation_id=conversation,
         )
-        if self.on_record:
-            self.on_record(turn, response.id)
         visible = normal_form.normalize_visible(turn)
         output = response_output(turn, response.id, len(visible))
         self.snapshots[response.id] = ResponseSnapshot(visible, output)
@@ -401,7 +398,7 @@ def change_steps() -> st.SearchStrategy[Step]:
 def find_broken_law(planner: Planner, script: Script) -> str:
     """Return the name of the law that a planner breaks in a script, or an empty string."""
     try:
-        Simulation(planner, getattr(planner, "on_record", None)).run(script)
+        Simulation(planner).run(script)
     except LawViolation as broken:
         return broken.law
     return ""

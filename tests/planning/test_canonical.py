@@ -86,25 +86,12 @@ def _comparable_item(block: turns.Block) -> Any:
 OUTPUT = {"type": "output_text", "text": "a", "annotations": [], "logprobs": None}
 MESSAGE = {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant"}
 
-RESULT = {"type": "function_call_output", "call_id": "c"}
-
 
 @for_each(
     ("one", "other"),
     [
         (user("a"), user(["a"])),
-        (user("a"), turns.block_from_item({"role": "user", "content": "a"})),
-        (
-            user("a"),
-            turns.block_from_item(
-                {"role": "user", "content": [{"type": "input_text", "text": "a"}]}
-            ),
-        ),
         (assistant("a"), turns.block_from_item({**MESSAGE, "content": [OUTPUT]})),
-        (
-            tool_result("c", "x"),
-            turns.block_from_item({**RESULT, "output": [{"type": "input_text", "text": "x"}]}),
-        ),
         (user([image(b"abc")]), user([turns.ImagePart("data:image/png;base64,YWJj")])),
         (
             opaque({"type": "x", "a": {"b": None, "c": [None]}}),
@@ -128,15 +115,12 @@ def test_canonical_form_is_independent_of_construction(
     [
         (user("a"), assistant("a")),
         (user("ab"), user(["a", "b"])),
-        (user("a"), system("a")),
         (system("a"), system("a", role="developer")),
         (assistant("a"), assistant([turns.RefusalPart("a")])),
-        (tool_call("f", "{}", call_id="c"), tool_call("f", "{ }", call_id="c")),
         (tool_call("f", "{}", call_id="c"), tool_call("f", "{}", call_id="c", custom=True)),
         (tool_result("c", "1"), tool_result("d", "1")),
         (user([image("data:,u", detail="low")]), user([image("data:,u", detail="high")])),
         (opaque({"type": "x", "a": 1}), opaque({"type": "x", "a": 1.0})),
-        (opaque({"type": "x", "a": 1}), opaque({"type": "x", "a": True})),
         (
             opaque({"type": "mcp_approval_request", "id": "1"}),
             opaque({"type": "mcp_approval_request", "id": "2"}),

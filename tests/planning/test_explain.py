@@ -13,14 +13,6 @@ from planning.recorded_turns import (
 )
 
 
-def test_a_first_request() -> None:
-    """The explanation of a first request says that the server has no response yet."""
-    assert make_plan(Turn([user("hello")])).explain() == (
-        "Sending everything (1 block, about 51 B): "
-        "the server has no response of this conversation yet."
-    )
-
-
 def test_a_chained_request() -> None:
     """The explanation of a chained request says what is sent and what the server already has."""
     reported = make_plan(make_exchanges(20).append(user("next"))).explain()

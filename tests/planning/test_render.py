@@ -6,10 +6,9 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from for_each import for_each
-from kedge import turns
 from kedge.planning import build_input_from_blocks, get_instructions, get_state, render, set_state
 from kedge.planning.anchors import base_scope, conversation_scope
-from kedge.turns import Block, Source, Turn, assistant, loads, opaque, reasoning, system, user
+from kedge.turns import Block, Source, Turn, loads, opaque, reasoning, system, user
 from kedge.turns.json_codec import dumps
 from planning.recorded_turns import (
     add_response,
@@ -121,13 +120,6 @@ def test_reasoning_of_a_lost_response_is_still_sent() -> None:
     assert item_ids(render_full(lost)) == item_ids(render_full(turn))
 
 
-def test_reasoning_that_was_moved_is_left_out() -> None:
-    """Reasoning moved within its response is left out, because it belongs to the item that followed it."""
-    turn = answered(reasoning_block("a"), message_block("a"), message_block("b"))
-    moved = turn.remove(turn[1].id).insert(2, turn[1])
-    assert item_types(render_full(moved)) == ["user", "assistant", "assistant"]
-
-
 def test_consecutive_reasoning_is_sent_together() -> None:
     """Consecutive reasoning is sent together, except for reasoning before a block that cannot be sent."""
     run = [reasoning_block(name) for name in "abc"]
@@ -135,15 +127,6 @@ def test_consecutive_reasoning_is_sent_together() -> None:
     assert item_ids(render_full(turn)) == ["", "rs_a", "rs_b", "rs_c", "msg_x"]
     gap = [reasoning_block("a"), reasoning_block("b", encrypted=""), reasoning_block("c")]
     assert item_ids(render_full(answered(*gap, message_block("x")))) == ["", "rs_c", "msg_x"]
-
-
-def test_copied_output_has_neither_reasoning_nor_ids() -> None:
-    """Copied output is sent without reasoning and ids, because a server rejects duplicate items."""
-    turn = answered(reasoning_block("a"), message_block("a"))
-    copied = turn.append(user("again"), *(replace(block, id="") for block in turn[1:]))
-    assert make_plan(copied).previous_response_id == "R1"
-    assert item_ids(make_plan(copied).input()) == ["", ""]
-    assert item_ids(render_full(copied)) == ["", "rs_a", "msg_a", "", ""]
 
 
 def test_rebuilt_turn_retains_reasoning() -> None:
@@ -194,29 +177,6 @@ def test_scopes_of_conversation_objects_belong_to_their_provider() -> None:
     assert "reasoning" not in item_types(render_full(other))
 
 
-def test_edit_before_a_compaction_invalidates_it() -> None:
-    """After an edit before a compaction all blocks are sent, and the compaction is never sent again."""
-    turn = compacted()
-    edited = turn.edit(turn[0].id, user("redacted")).append(user("next"))
-    complete = [*["user", "assistant"] * 3, "user"]
-    assert item_types(render_full(edited)) == complete
-    assert "Left out: 1 block of compaction." in make_plan(edited).explain()
-    complete += ["assistant", "user"]  # the new record does not make it valid again
-    edited = add_response(edited, "R4").append(user("more"))
-    assert item_types(render_full(edited)) == complete
-    assert make_plan(edited).previous_response_id == "R4"
-    assert item_types(render_full(add_response(edited, "R5"))) == [*complete, "assistant"]
-
-
-def test_a_compaction_of_another_provider_is_left_out() -> None:
-    """A compaction is sent only to the provider that created it, whose chain continues from it."""
-    turn = add_response(compacted(1).append(user("v")), "S1", scope="there").append(user("next"))
-    assert item_types(render_full(turn, "there")) == [*["user", "assistant"] * 3, "user"]
-    assert make_plan(turn, scope="there").previous_response_id == "S1"
-    assert item_types(render_full(turn)) == ["compaction", "assistant", "user", "assistant", "user"]
-    assert make_plan(turn).previous_response_id == "R2"
-
-
 def test_a_compaction_added_by_the_caller_is_a_barrier() -> None:
     """A compaction added by the caller replaces everything before it, even if that is edited later."""
     turn = make_exchanges(2).append(compaction_block("c", origin="compact"), user("u"))
@@ -250,12 +210,3 @@ def test_received_compaction_without_a_record_is_not_used() -> None:
     assert item_types(render(Turn([user("u"), received, user("v")]))) == ["user", "user"]
     tagged = compaction_block("c", source=Source("R9"))
     assert item_types(render(Turn([user("u"), tagged, user("v")]))) == ["user", "user"]
-
-
-def test_calls_before_a_barrier_are_no_problem() -> None:
-    """A call before a compaction needs no result, and a result for it after the compaction is an orphan."""
-    turn = Turn([turns.tool_call("f", "{}", call_id="c"), compaction_block("c"), user("u")])
-    assert make_plan(turn).problems == ()
-    late = turn.append(turns.tool_result("c", "1"))
-    assert [problem.kind for problem in make_plan(late).problems] == ["orphan"]
-    assert [problem.kind for problem in make_plan(turn.append(assistant("a"))).problems] == []

@@ -236,15 +236,10 @@ def test_turn_cannot_be_modified() -> None:
     attempts: list[Any] = [
         lambda: setattr(turn, "blocks", ()),
         lambda: setattr(turn, "id", "x"),
-        lambda: setattr(turn, "new", 1),
-        lambda: setattr(turn, "__class__", dict),
-        lambda: delattr(turn, "blocks"),
         lambda: turn.__setitem__(0, user("b")),  # pyright: ignore[reportAttributeAccessIssue]
-        lambda: turn.blocks.append(user("b")),  # pyright: ignore[reportAttributeAccessIssue]
         lambda: turn.data.update(a=1),  # pyright: ignore[reportAttributeAccessIssue]
         lambda: turn.data["list"].append(2),
         lambda: turn.__setstate__({}),  # pyright: ignore[reportAttributeAccessIssue]
-        lambda: turn.__dict__,
     ]
     for attempt in attempts:
         with pytest.raises((AttributeError, TypeError)):
