@@ -1,6 +1,8 @@
 """Background responses: polling, cancellation, resumed streams and restarts."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +10,13 @@ import httpx2
 import pytest
 
 from kedge.server.background import EventLog
-from kedge.server.models import ItemClosed, OutputEvent, Prompt
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
 from kedge.server.storage.database import SQLiteServerDatabase
 from kedge.testing import TestServer, serve
-from server.conftest import Connect, check_response_object, open_client, parse_events
+from server.conftest import check_response_object, open_client, parse_events
 from server.gated_model import GatedModel
+from server.routes.test_responses_stream import FailingModel
 from server.waiting import wait_until
 
 Event = dict[str, Any]
@@ -32,14 +34,11 @@ def create_response(http: httpx2.Client, prompt: str = "wait", **body: Any) -> A
     return http.post("/v1/responses", json=request).json()
 
 
-def create_conversation(http: httpx2.Client) -> str:
-    return http.post("/v1/conversations", json={}).json()["id"]
-
-
 def create_streamed(http: httpx2.Client) -> str:
     """Create a response, read its stream to the end, and return its id."""
-    with open_stream(http, "hello") as answer:
-        return EventReader(answer).read_rest()[0]["response"]["id"]
+    with open_stream(http, "hello") as events:
+        (first, *_) = events
+        return first["response"]["id"]
 
 
 def wait_for(http: httpx2.Client, response: Any, status: str) -> Any:
@@ -54,8 +53,7 @@ def cancel(http: httpx2.Client, response_id: str) -> httpx2.Response:
 
 def resume_rejected(http: httpx2.Client, response_id: str, **query: Any) -> Any:
     """Return the error of a stream that cannot be resumed."""
-    with resume_stream(http, response_id, **query) as answer:
-        answer.read()
+    answer = http.get(f"/v1/responses/{response_id}", params={"stream": "true", **query})
     assert answer.status_code == 400
     return answer.json()["error"]
 
@@ -64,40 +62,27 @@ def get_status(http: httpx2.Client, response_id: str) -> str:
     return http.get(f"/v1/responses/{response_id}").json()["status"]
 
 
-class EventReader:
-    """A reader of one stream."""
-
-    def __init__(self, answer: httpx2.Response) -> None:
-        self.answer = answer
-        self._events = parse_events(answer.iter_lines())
-
-    def read(self, number: int) -> list[Event]:
-        return [next(self._events) for _ in range(number)]
-
-    def read_rest(self) -> list[Event]:
-        return list(self._events)
-
-
-def open_stream(http: httpx2.Client, prompt: str = "wait", **body: Any) -> Any:
+@contextmanager
+def open_stream(
+    http: httpx2.Client, prompt: str = "wait", **body: Any
+) -> Iterator[Iterator[Event]]:
+    """Create a response, and yield its events."""
     request = {"model": "m", "input": prompt, "background": True, "stream": True, **body}
-    return http.stream("POST", "/v1/responses", json=request)
+    with http.stream("POST", "/v1/responses", json=request) as answer:
+        yield parse_events(answer.iter_lines())
 
 
-def resume_stream(http: httpx2.Client, response_id: str, **query: Any) -> Any:
-    return http.stream("GET", f"/v1/responses/{response_id}", params={"stream": "true", **query})
+@contextmanager
+def resume_stream(http: httpx2.Client, response_id: str, **query: Any) -> Iterator[Iterator[Event]]:
+    """Read the stream of a response again, and yield its events."""
+    params = {"stream": "true", **query}
+    with http.stream("GET", f"/v1/responses/{response_id}", params=params) as answer:
+        yield parse_events(answer.iter_lines())
 
 
-def test_response_is_queued_in_progress_and_completed(
-    http: httpx2.Client, model: GatedModel
-) -> None:
-    """The status of a background response changes from queued to in progress to completed."""
-    created = check_response_object(create_response(http))
-    assert (created["status"], created["background"], created["output"]) == ("queued", True, [])
-    wait_for(http, created, "in_progress")
-    model.open_gate()
-    response = check_response_object(wait_for(http, created, "completed"))
-    assert response["output"][0]["content"][0]["text"] == "answer to wait"
-    assert response["usage"]["output_tokens"] > 0
+def read(events: Iterator[Event], number: int) -> list[Event]:
+    """Read a number of events."""
+    return list(islice(events, number))
 
 
 def test_running_and_queued_responses_are_limited(model: GatedModel) -> None:
@@ -105,20 +90,23 @@ def test_running_and_queued_responses_are_limited(model: GatedModel) -> None:
     limits = Limits(background_running=1, background_waiting=1, shutdown_seconds=1)
     with serve(model=model, limits=limits) as server, open_client(server) as http:
         first, second = create_response(http, "wait 1"), create_response(http, "wait 2")
-        wait_until(lambda: model.started)
+        check_response_object(second)
+        assert (second["status"], second["background"], second["output"]) == ("queued", True, [])
+        wait_for(http, first, "in_progress")
         assert get_status(http, second["id"]) == "queued"
         rejected = create_response(http, "wait 3")
         assert rejected["error"]["code"] == "rate_limit_exceeded"
         model.open_gate()
-        wait_for(http, second, "completed")
+        completed = check_response_object(wait_for(http, second, "completed"))
+        assert completed["output"][0]["content"][0]["text"] == "answer to wait 2"
         assert get_status(http, first["id"]) == "completed"
         assert model.started == ["wait 1", "wait 2"]
 
 
 def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedModel) -> None:
-    """Disconnecting does not stop the response, and its later events can be read by sequence number."""
-    with open_stream(http) as answer:
-        first = EventReader(answer).read(6)
+    """Disconnecting does not stop the response, whose events any number of readers get from any number on."""
+    with open_stream(http) as events:
+        first = read(events, 6)
     types = [event["type"].removeprefix("response.") for event in first]
     assert types[:3] == ["created", "queued", "in_progress"]
     assert types[3:] == ["output_item.added", "content_part.added", "output_text.delta"]
@@ -128,46 +116,21 @@ def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedMode
     head = http.head(f"/v1/responses/{known}", params={"stream": "true"})
     assert head.headers["content-type"].startswith("text/event-stream")
     assert get_status(http, known) == "in_progress"  # on the same connection
-    model.open_gate()
-    with resume_stream(http, known, starting_after=5) as answer:
-        rest = EventReader(answer).read_rest()
+    with (
+        resume_stream(http, known) as complete,
+        resume_stream(http, known, starting_after=5) as end,
+    ):
+        assert read(complete, 6) == first
+        model.open_gate()
+        rest = list(end)
+        assert list(complete) == rest
     numbers = [event["sequence_number"] for event in [*first, *rest]]
     assert numbers == list(range(len(numbers)))
     assert rest[-1]["type"] == "response.completed"
-    with resume_stream(http, known) as answer:
-        assert EventReader(answer).read_rest() == [*first, *rest]
-    with resume_stream(http, known, starting_after=10_000) as answer:
-        assert answer.read() == b"data: [DONE]\n\n"
-
-
-def test_several_readers_follow_one_stream(http: httpx2.Client, model: GatedModel) -> None:
-    """Several readers follow a running stream from different positions to its end."""
-    with open_stream(http) as first:
-        one = EventReader(first)
-        events = one.read(6)
-        known = events[0]["response"]["id"]
-        with (
-            resume_stream(http, known, starting_after=3) as second,
-            resume_stream(http, known) as third,
-        ):
-            two, three = EventReader(second), EventReader(third)
-            assert two.read(2) == events[4:]
-            assert three.read(6) == events
-            model.open_gate()
-            ends = [reader.read_rest() for reader in (one, two, three)]
-    assert ends[0] == ends[1] == ends[2]
-    assert ends[0][-1]["type"] == "response.completed"
-
-
-def test_the_official_client_resumes_a_stream(server: TestServer, connect: Connect) -> None:
-    """The client's ``retrieve`` resumes a stream after the last event it received."""
-    client = connect(server)
-    with client.responses.create(model="m", input="hello", background=True, stream=True) as stream:
-        events = list(stream)
-    created = events[0]
-    assert created.type == "response.created"
-    with client.responses.retrieve(created.response.id, stream=True, starting_after=4) as resumed:
-        assert list(resumed) == events[5:]
+    with resume_stream(http, known) as events:
+        assert list(events) == [*first, *rest]
+    after = http.get(f"/v1/responses/{known}?stream=true&starting_after=10000")
+    assert after.content == b"data: [DONE]\n\n"
 
 
 def test_a_stream_that_cannot_be_resumed(server: TestServer, http: httpx2.Client) -> None:
@@ -218,29 +181,19 @@ async def test_long_stream_drops_its_oldest_events() -> None:
 def test_cancelling_stops_the_model_and_is_idempotent(
     http: httpx2.Client, model: GatedModel, server: TestServer
 ) -> None:
-    """A cancelled response has no output, and a second cancellation returns the same response."""
-    response = create_response(http)
-    wait_until(lambda: model.started)
-    cancelled = cancel(http, response["id"])
+    """A cancelled response has no output, its stream fails, and a second cancellation returns the same response."""
+    with open_stream(http) as events:
+        known: str = read(events, 6)[0]["response"]["id"]
+        cancelled = cancel(http, known)
+        (*_, last) = events
     assert cancelled.status_code == 200
-    assert cancelled.json()["status"] == "cancelled"
-    assert cancelled.json()["output"] == []
-    wait_until(lambda: model.cancelled == ["wait"])
-    repeated = cancel(http, response["id"])
-    assert repeated.json() == cancelled.json() == http.get(f"/v1/responses/{response['id']}").json()
-    assert server.running == 0
-
-
-def test_cancelled_stream_ends_with_a_failure(http: httpx2.Client, model: GatedModel) -> None:
-    """The stream of a cancelled response ends with a failed event whose response is cancelled."""
-    with open_stream(http) as answer:
-        reader = EventReader(answer)
-        known = reader.read(6)[0]["response"]["id"]
-        cancel(http, known)
-        last = reader.read_rest()[-1]
-    assert last["type"] == "response.failed"
-    assert last["response"]["status"] == "cancelled"
+    assert (cancelled.json()["status"], cancelled.json()["output"]) == ("cancelled", [])
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
     assert last["response"]["error"] is None
+    wait_until(lambda: model.cancelled == ["wait"])
+    for repeated in (cancel(http, known), http.get(f"/v1/responses/{known}")):
+        assert repeated.json() == cancelled.json()
+    assert server.running == 0
 
 
 def test_queued_response_can_be_cancelled(model: GatedModel) -> None:
@@ -249,11 +202,10 @@ def test_queued_response_can_be_cancelled(model: GatedModel) -> None:
     with serve(model=model, limits=limits) as server, open_client(server) as http:
         create_response(http, "wait 1")
         wait_until(lambda: model.started)
-        with open_stream(http, "two") as answer:
-            reader = EventReader(answer)
-            known = reader.read(2)[0]["response"]["id"]
+        with open_stream(http, "two") as events:
+            known: str = read(events, 2)[0]["response"]["id"]
             assert cancel(http, known).json()["status"] == "cancelled"
-            assert [event["type"] for event in reader.read_rest()] == ["response.failed"]
+            assert [event["type"] for event in events] == ["response.failed"]
         third = create_response(http, "three")
         model.open_gate()
         wait_for(http, third, "completed")
@@ -271,54 +223,31 @@ def test_cancelling_a_finished_response_is_rejected(http: httpx2.Client) -> None
     assert cancel(http, "resp_x").status_code == 404
 
 
+@pytest.mark.parametrize("background", [False, True])
 def test_unfinished_response_cannot_be_continued_or_deleted(
-    http: httpx2.Client, model: GatedModel
+    http: httpx2.Client, model: GatedModel, background: bool
 ) -> None:
-    """A running response cannot be continued or deleted until it is completed."""
-    response = create_response(http)
-    wait_for(http, response, "in_progress")
-    rejected = create_response(http, "x", background=False, previous_response_id=response["id"])
-    assert rejected["error"]["code"] == "previous_response_not_completed"
-    assert "is in_progress" in rejected["error"]["message"]
-    deleted = http.delete(f"/v1/responses/{response['id']}")
-    assert deleted.json()["error"]["message"] == "Cannot delete an in-flight response."
-    model.open_gate()
-    wait_for(http, response, "completed")
-    continued = create_response(http, "x", background=False, previous_response_id=response["id"])
-    assert continued["status"] == "completed"
-    assert http.delete(f"/v1/responses/{response['id']}").status_code == 200
+    """A running response, which a client sees from its first delta on, locks its conversation until its end."""
+    conversation: str = http.post("/v1/conversations", json={}).json()["id"]
 
+    def continue_code(**body: Any) -> Any:
+        answer = create_response(http, "x", background=False, **body)
+        return (answer["error"] or {}).get("code")
 
-def test_streamed_response_cannot_be_deleted_before_its_end(
-    http: httpx2.Client, model: GatedModel
-) -> None:
-    """A conversation would lack the exchange although its client sees the response from its first delta on."""
-    conversation = create_conversation(http)
-    with open_stream(http, background=False, conversation=conversation) as answer:
-        reader = EventReader(answer)
-        known: str = reader.read(5)[0]["response"]["id"]
+    with open_stream(http, background=background, conversation=conversation) as events:
+        known: str = read(events, 5 + background)[0]["response"]["id"]
         assert get_status(http, known) == "in_progress"
-        deleted = http.delete(f"/v1/responses/{known}")
+        assert continue_code(previous_response_id=known) == "previous_response_not_completed"
+        assert continue_code(conversation=conversation) == "conversation_locked"
+        deleted = http.delete(f"/v1/responses/{known}").json()
+        assert deleted["error"]["message"] == "Cannot delete an in-flight response."
         model.open_gate()
-        assert reader.read_rest()[-1]["type"] == "response.completed"
-    assert deleted.json()["error"]["message"] == "Cannot delete an in-flight response."
+        (*_, last) = events
+        assert last["type"] == "response.completed"
     assert len(http.get(f"/v1/conversations/{conversation}/items").json()["data"]) == 2
+    assert continue_code(previous_response_id=known) is None
+    assert continue_code(conversation=conversation) is None
     assert http.delete(f"/v1/responses/{known}").status_code == 200
-
-
-def test_conversation_is_locked_by_its_background_response(
-    http: httpx2.Client, model: GatedModel
-) -> None:
-    """Other responses are rejected until the background response has added its items."""
-    conversation = create_conversation(http)
-    response = create_response(http, conversation=conversation)
-    rejected = create_response(http, "x", conversation=conversation)
-    assert rejected["error"]["code"] == "conversation_locked"
-    wait_until(lambda: model.started)
-    model.open_gate()
-    wait_for(http, response, "completed")
-    items = http.get(f"/v1/conversations/{conversation}/items").json()["data"]
-    assert len(items) == 2
 
 
 def test_background_requires_storage() -> None:
@@ -331,19 +260,12 @@ def test_background_requires_storage() -> None:
 
 def test_model_error_fails_the_response() -> None:
     """The stream ends with an error, and the stored response has the status failed."""
-
-    class Broken(GatedModel):
-        async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
-            raise RuntimeError("broken")
-            yield ItemClosed()
-
-    with serve(model=Broken()) as broken, open_client(broken) as http:
-        with open_stream(http) as answer:
-            events = EventReader(answer).read_rest()
-        assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    with serve(model=FailingModel()) as server, open_client(server) as http:
+        with open_stream(http) as stream:
+            events = list(stream)
         response = http.get(f"/v1/responses/{events[0]['response']['id']}").json()
-    assert response["status"] == "failed"
-    assert response["error"]["code"] == "server_error"
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
 
 
 def test_stopping_the_server_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> None:
@@ -379,4 +301,6 @@ def test_crash_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> 
             assert stored["error"]["message"] == (
                 "The server was restarted before this response was finished."
             )
+            continued = create_response(http, "x", previous_response_id=each["id"])
+            assert continued["error"]["code"] == "previous_response_not_completed"
             assert cancel(http, each["id"]).status_code == 400

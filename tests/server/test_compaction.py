@@ -27,12 +27,11 @@ LONG_TEXT = "word " * 700
 COMPACT: Any = [{"type": "compaction", "compact_threshold": 1000}]
 
 
-def create_long_chain(client: OpenAI, turns: int = 3) -> str:
-    previous: str | None = None
-    for number in range(turns):
-        response = ask(client, f"turn {number}: {LONG_TEXT}", previous)
-        previous = response.id
-    assert previous is not None
+def create_long_chain(client: OpenAI) -> str:
+    """Create three long responses, and return the id of the last one."""
+    previous = ask(client, LONG_TEXT).id
+    for _ in range(2):
+        previous = ask(client, LONG_TEXT, previous).id
     return previous
 
 
@@ -71,17 +70,13 @@ def test_compaction_survives_a_restart(tmp_path: Any, connect: Connect) -> None:
 
 def test_items_before_a_compaction_are_deleted_with_it(client: OpenAI, server: TestServer) -> None:
     """Deleting a compacted chain retains only the compaction item, which the children need."""
-    ids: list[str] = []
-    previous: str | None = None
-    for text in ("a secret " + LONG_TEXT, "more " + LONG_TEXT):
-        response = ask(client, text, previous)
-        ids.append(response.id)
-        previous = response.id
-    compacted = ask(client, "newest", previous, context_management=COMPACT)
+    first = ask(client, "a secret " + LONG_TEXT)
+    second = ask(client, "more " + LONG_TEXT, first.id)
+    compacted = ask(client, "newest", second.id, context_management=COMPACT)
     child = ask(client, "x", compacted.id)
     before = server.requests[-1].context or ()
-    for id_ in (*ids, compacted.id):
-        client.responses.delete(id_)
+    for response in (first, second, compacted):
+        client.responses.delete(response.id)
     ask(client, "x", child.id)
     after = server.requests[-1].context or ()
     assert after[: len(before)] == before
@@ -105,71 +100,55 @@ def test_trigger_only_compacts(client: OpenAI, server: TestServer) -> None:
 
 def test_compaction_is_streamed(client: OpenAI, check_event: Any) -> None:
     """A stream sends the compaction events before the answer."""
-    events = list(
-        ask(client, "newest", create_long_chain(client), stream=True, context_management=COMPACT)
-    )
+    previous = create_long_chain(client)
+    events = list(ask(client, "newest", previous, stream=True, context_management=COMPACT))
     for event in events:
         check_event(event.model_dump(exclude_unset=True))
-    assert [event.type for event in events[2:5]] == [
-        "response.output_item.added",
-        "response.compaction.compacting",
-        "response.output_item.done",
+    assert [event.type.removeprefix("response.") for event in events[2:6]] == [
+        "output_item.added",
+        "compaction.compacting",
+        "output_item.done",
+        "output_item.added",
     ]
-    assert events[5].type == "response.output_item.added"
     assert events[5].output_index == 1
 
 
-def test_the_endpoint_returns_one_item(client: OpenAI, server: TestServer) -> None:
-    """The output of the endpoint starts a new chain; its id cannot be continued."""
-    previous = create_long_chain(client)
-    raw = client.responses.with_raw_response.compact(
-        model="m", previous_response_id=previous, input=[user_message("newest")]
-    )
-    body = raw.http_response.json()
-    spec.CompactResource.model_validate(body)
-    assert [item["type"] for item in body["output"]] == ["compaction"]
-    compacted = raw.parse()
-    assert compacted.usage.input_tokens > 1500
-    with rejects("previous_response_not_found"):
-        ask(client, "x", compacted.id)
-    with pytest.raises(NotFoundError):
-        client.responses.retrieve(compacted.id)
-    response = ask(client, [*body["output"], user_message("later")])
-    assert response.usage.input_tokens < compacted.usage.input_tokens
-    assert list_texts(server)[-2:] == ["newest", "later"]
-
-
-def test_the_endpoint_passes_the_strict_validation_of_the_client(server: TestServer) -> None:
-    """The output has output items only, because the official client's types allow no user messages."""
+def test_the_endpoint_returns_one_item(server: TestServer) -> None:
+    """The output of the endpoint starts a new chain; its id cannot be continued. Strict clients accept it."""
     strict: Any = {"_strict_response_validation": True}
     with OpenAI(base_url=server.base_url, api_key="any", max_retries=0, **strict) as client:
-        compacted = client.responses.compact(
-            model="m", input=[user_message("My name is Ada."), user_message("Hello")]
+        previous = create_long_chain(client)
+        raw = client.responses.with_raw_response.compact(
+            model="m", previous_response_id=previous, input=[user_message("newest")]
         )
-        items: Any = [item.model_dump(exclude_none=True) for item in compacted.output]
-        response = ask(client, [*items, user_message("What did I say first?")])
-    assert response.output_text == 'You said first: "My name is Ada."'
+        body = raw.http_response.json()
+        spec.CompactResource.model_validate(body)
+        assert [item["type"] for item in body["output"]] == ["compaction"]
+        compacted = raw.parse()
+        assert compacted.usage.input_tokens > 1500
+        with rejects("previous_response_not_found"):
+            ask(client, "x", compacted.id)
+        with pytest.raises(NotFoundError):
+            client.responses.retrieve(compacted.id)
+        items = [item.model_dump(exclude_none=True) for item in compacted.output]
+        response = ask(client, [*items, user_message("later")])
+        assert response.usage.input_tokens < compacted.usage.input_tokens
+        assert list_texts(server)[-2:] == ["newest", "later"]
+        with pytest.raises(BadRequestError, match="must be provided"):
+            client.responses.compact(model="m")
 
 
-def test_modified_compaction_item_is_rejected(client: OpenAI) -> None:
-    """Encrypted content of a compaction item that was modified is rejected."""
-    compacted = client.responses.compact(model="m", input="x")
-    item: Any = compacted.output[-1].model_dump(exclude_none=True)
-    item["encrypted_content"] = item["encrypted_content"][:-8] + "AAAAAAA="
-    with rejects("invalid_encrypted_content", "could not be verified"):
-        ask(client, [item, user_message("y")])
-
-
-def test_reasoning_content_in_a_compaction_item_is_rejected(
-    scripted: Scripted, connect: Connect
-) -> None:
-    """Encrypted reasoning in a compaction item can be decrypted, but it is not a context."""
+def test_content_that_is_no_compaction_is_rejected(scripted: Scripted, connect: Connect) -> None:
+    """Encrypted content of a compaction item is rejected if it was modified, or is that of reasoning."""
     with serve(model=scripted({"think": "Hm.", "say": "Done."})) as server:
         client = connect(server)
         response = ask(client, "x", include=["reasoning.encrypted_content"], store=False)
-        item = {"type": "compaction", "encrypted_content": response.output[0].encrypted_content}
-        with rejects("invalid_encrypted_content"):
-            ask(client, [item, user_message("y")])
+        compacted: Any = client.responses.compact(model="m", input="x").output[-1]
+        modified = compacted.encrypted_content[:-8] + "AAAAAAA="
+        for content in (modified, response.output[0].encrypted_content):
+            item = {"type": "compaction", "encrypted_content": content}
+            with rejects("invalid_encrypted_content", "could not be verified"):
+                ask(client, [item, user_message("y")])
 
 
 def test_compacted_conversation_lists_all_items(client: OpenAI, server: TestServer) -> None:
@@ -184,12 +163,6 @@ def test_compacted_conversation_lists_all_items(client: OpenAI, server: TestServ
     items = list(client.conversations.items.list(conversation.id, order="asc"))
     assert [item.type for item in items][:4] == ["message"] * 3 + ["compaction"]
     assert len(items) == 7
-
-
-def test_compacting_nothing_is_rejected(client: OpenAI) -> None:
-    """Compaction requires an input or a previous response."""
-    with pytest.raises(BadRequestError, match="must be provided"):
-        client.responses.compact(model="m")
 
 
 # Selection of the retained items.
@@ -246,21 +219,17 @@ def test_compaction_never_separates_a_call_from_its_result(parts: list[Any], max
             assert compacted[index - 1]["type"] == "reasoning"
 
 
-def test_a_long_tool_loop_is_shortened() -> None:
-    """Compaction within one exchange retains the user message and the newest results."""
-    items = [message_item("user", "go"), *(item for n in range(50) for item in call_pair(n))]
-    compacted = compact(items, 500).items
-    assert compacted[1] == items[0]
-    assert compacted[-2:] == items[-2:]
+def test_the_first_and_the_newest_items_have_priority() -> None:
+    """The first message usually states the topic, also of one long exchange with tools."""
+    calls = [item for number in range(50) for item in call_pair(number)]
+    loop = [message_item("user", "go"), *calls]
+    compacted = compact(loop, 500).items
+    assert (compacted[1], compacted[-2:]) == (loop[0], loop[-2:])
     assert count_items(compacted) < 700
-
-
-def test_first_message_has_priority() -> None:
-    """The first message is retained before all others, because it usually states the topic."""
-    items = [message_item("user", f"number {n} " + "word " * 20) for n in range(50)]
-    compacted = compact(items, 300).items
-    assert items[0] in compacted
-    assert items[-1] is compacted[-1]
+    messages = [message_item("user", f"number {n} " + "word " * 20) for n in range(50)]
+    compacted = compact(messages, 300).items
+    assert messages[0] in compacted
+    assert messages[-1] is compacted[-1]
     assert len(compacted) < 20
 
 

@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,19 +62,12 @@ class RecordingClient:
         return {"model": "m", "input": "some words to say", "previous_response_id": previous}
 
 
-@contextmanager
-def run_server(db: Path, *options: str) -> Iterator[tuple[ForkedProcess, str]]:
-    """Run a server, and yield its process and address."""
-    command = [*SERVE, "--db", str(db), *options]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with ForkedProcess(command, **pipes) as process:
-        assert process.stdout is not None
-        yield process, json.loads(process.stdout.readline())["base_url"]
-
-
 def kill_server(db: Path) -> list[RecordingClient]:
     """Serve several clients, then kill the server."""
-    with run_server(db) as (process, base_url):
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with ForkedProcess([*SERVE, "--db", str(db)], **pipes) as process:
+        assert process.stdout is not None
+        base_url = json.loads(process.stdout.readline())["base_url"]
         clients = [RecordingClient(base_url) for _ in range(4)]
         threads = [threading.Thread(target=client.run_until_killed) for client in clients]
         for thread in threads:
@@ -107,31 +98,9 @@ def test_killed_server_retains_every_finished_response(tmp_path: Path, attempt: 
                 stored = http.get(f"/v1/responses/{id_}").json()
                 # The last one may have been completed before its client was notified.
                 assert stored["status"] in {"failed", "completed"}
+                assert (stored["status"] == "failed") is bool(stored["error"])
             body = client.make_body(list(client.finished)[-1])
             assert http.post("/v1/responses", json=body).status_code == 200
             assert len(server.requests[-1].context or ()) == 2 * len(client.finished) + 1
         unfinished = "SELECT count(*) FROM kedge_server_nodes WHERE status = 'in_progress'"
         assert read(unfinished) == (0,)
-
-
-def test_response_interrupted_by_a_crash_is_failed(tmp_path: Path) -> None:
-    """An interrupted response is stored as failed with an error and cannot be continued."""
-    db = tmp_path / "server.db"
-    body = {"model": "m", "input": "two words", "stream": True}
-    with (
-        run_server(db, "--pace", "60") as (process, base_url),
-        httpx2.Client(base_url=base_url, verify=False, timeout=TIMEOUT) as http,
-        http.stream("POST", "/responses", json=body) as stream,
-    ):
-        events = parse_events(stream.iter_lines())  # a reference: closing it is a disconnect
-        id_ = next(events)["response"]["id"]
-        process.kill()
-    with serve(db=str(db)) as server, open_client(server) as http:
-        response = http.get(f"/v1/responses/{id_}").json()
-        assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
-        body = {"model": "m", "input": "x", "previous_response_id": id_}
-        error = http.post("/v1/responses", json=body).json()["error"]
-        assert error["code"] == "previous_response_not_completed"
-        assert "is failed" in error["message"]
-        items = http.get(f"/v1/responses/{id_}/input_items").json()
-        assert items["data"][0]["content"][0]["text"] == "two words"

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
 
 import psycopg
 import pytest
@@ -61,35 +60,15 @@ def test_frozen_connections_are_replaced(replica: Replica, own_server: PostgresS
         wait_until(lambda: replica.retrieve(response["id"]).get("status") == "completed")
 
 
-def test_a_locked_table_is_reported(replica: Replica, url: str) -> None:
-    """A lock of another program on the table of responses is 503, for reading and for writing."""
-    response = replica.create("hello")
-    with psycopg.connect(url) as other:
-        other.execute("LOCK TABLE kedge_server_nodes")
-        assert replica.http.get(f"/responses/{response['id']}").status_code == 503
-        body = {"model": "m", "input": "hello"}
-        assert replica.http.post("/responses", json=body).status_code == 503
-    assert replica.retrieve(response["id"])["status"] == "completed"
-
-
-def test_requests_do_not_wait_for_all_that_came_before(replica: Replica) -> None:
-    """An operation that waited too long for its turn fails, instead of waiting for the database as well."""
-    response = replica.create("hello")
-
-    def shorten(service: Any) -> None:
-        service._database.pool.wait_seconds = -1.0  # so that every turn comes too late
-
-    replica.server.call(shorten)
-    assert replica.http.get(f"/responses/{response['id']}").status_code == 503
-
-
 def test_a_conversation_is_unlocked_after_an_outage(replica: Replica, url: str) -> None:
-    """A result that could not be stored leaves its conversation locked only until the database answers."""
+    """While another program locks tables, requests get 503; a conversation is locked no longer than they are."""
     conversation = replica.http.post("/conversations", json={}).json()["id"]
+    stored = replica.create("hello")
     with ThreadPoolExecutor(1) as threads, psycopg.connect(url) as other:
         posted = threads.submit(replica.create, "wait", conversation=conversation)
-        wait_until(lambda: replica.model.started)
+        wait_until(lambda: replica.model.waiting)
         other.execute("LOCK TABLE kedge_server_nodes, kedge_server_conversations")
+        assert replica.http.get(f"/responses/{stored['id']}").status_code == 503
         replica.model.open_gate()
         assert posted.result(TIMEOUT)["error"]["code"] == "database_unavailable"
     wait_until(lambda: replica.create("again", conversation=conversation).get("error") is None)
