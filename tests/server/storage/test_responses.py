@@ -134,6 +134,17 @@ def test_the_purge_runs_at_the_start(tmp_path: Path, running: RunServer) -> None
     assert SECRET.encode() not in read_files(db)
 
 
+def test_a_file_whose_name_is_like_a_uri_is_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would open another file, which everyone could read."""
+    monkeypatch.chdir(tmp_path)
+    with serve(db="file:x.db"):
+        files = {each.name.partition("-")[0] for each in tmp_path.iterdir()}
+    assert files == {"file:x.db"}
+    assert all(each.stat().st_mode & 0o077 == 0 for each in tmp_path.iterdir())
+
+
 def test_the_purge_continues_after_a_failure(
     running: RunServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

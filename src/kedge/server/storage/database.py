@@ -281,7 +281,7 @@ def _prepare_path(path: str) -> str:
     file = Path(path).expanduser()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     sqlite.create_private_file(str(file))
-    return str(file)
+    return file.absolute().as_uri()
 
 
 def _build_open_error(path: str, error: sqlite3.Error | OSError) -> CannotServe:
