@@ -203,6 +203,21 @@ async def test_a_change_of_the_instructions_is_no_loss(streaming: bool, usage: s
     assert ["previous_response_id" in body for body in server.bodies] == [False, True, True, True]
 
 
+@STREAMING
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_line_of_one_character_is_no_loss(streaming: bool, is_known: bool) -> None:
+    """Such a text has fewer tokens than any other of its length, with and without a change of the instructions."""
+    settings: dict[str, Any] = {"known_server": KNOWN} if is_known else {"trust": "always"}
+    server = MemoryServer()
+    async with connect_to(server.handle, clock=FakeClock(), **settings) as engine:
+        turn = Turn()
+        for number in range(4):
+            edited = replace_clock(turn, 12 if is_known else number)
+            turn, events = await talk(engine, edited, "-" * 3_000, streaming=streaming)
+            assert find_losses(events) == []
+    assert ["previous_response_id" in body for body in server.bodies] == [False, True, True, True]
+
+
 async def test_a_plan_that_depends_on_a_probe_says_so() -> None:
     """A new engine does not advise against a server that its request then proves."""
     with serve() as server:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 log = get_logger("kedge.engines")
 
-_REPLACED = "a middleware sent another request"
 MAX_ERROR_LENGTH = 500
 MAX_REMEMBERED_PROMPTS = 256
 
@@ -181,7 +180,7 @@ class RequestLog:
 
     def _start(self, plan: RequestPlan) -> None:
         if self._open:  # a middleware has caught its error, or did not read its answer
-            self._fail("running" if self._in_background else "failed", _REPLACED)
+            self._fail("running" if self._in_background else "failed", "replaced by a middleware")
         self._started_at, self.has_output = time.perf_counter(), False
         self._is_sent_earlier = False
         matches, sent_blocks = plan.count_results(), plan.delta_blocks

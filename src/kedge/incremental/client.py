@@ -216,12 +216,8 @@ class _Operations:
     """
 
     def __init__(self, chained: ChainedTransport, *, is_async: bool) -> None:
-        self.transport, self.chainer, self.library = (
-            chained.wrapped,
-            chained.chainer,
-            chained.library,
-        )
-        self._is_async = is_async
+        self.transport, self.chainer = chained.wrapped, chained.chainer
+        self.library, self._is_async = chained.library, is_async
 
     async def send(self, request: Any) -> Any:
         if self._is_async:

@@ -155,13 +155,15 @@ class MemoryCheck(msgspec.Struct):
         """Return whether a list of stored items is a proof: counts of any kind of request outweigh it."""
         return self.memory.believes_probes and not self.evidence.reports and base is None
 
-    def _measure(self, before: Sequence[Block] = ()) -> tokens.SentTokens | None:
+    def _measure(
+        self, before: Sequence[Block] = (), *, exactly: bool = False
+    ) -> tokens.SentTokens | None:
         """Return the tokens of the request and of blocks before it, with bounds that follow from the evidence."""
         sent = self._sent
-        if self.plan and (before or sent is None):
+        if self.plan and (before or exactly or sent is None):
             blocks = [*before, *self.plan.sent]
-            # Exact bounds are not needed for a server that needs no proof, or while it gets none.
-            is_crude = self.evidence.proof == "table" or bool(self.doubt)
+            # Exact bounds are not needed for a server that needs no proof, or while it gets none, before it is accused.
+            is_crude = not exactly and (self.evidence.proof == "table" or bool(self.doubt))
             sent = tokens.measure_request(blocks, self._body, crude=is_crude)
             self._sent = self._sent if before else sent
         return sent and self.evidence.bound(sent)
@@ -215,6 +217,8 @@ class MemoryCheck(msgspec.Struct):
         verdict = tokens.judge_usage(usage, base, sent)
         if self.is_always and base and sent and base.settings != sent.settings:
             verdict = "lost" if tokens.lacks_context(usage, plan) else ""
+        elif verdict in ("lost", "partial") and sent and not sent.tokens:
+            verdict = tokens.judge_usage(usage, base, self._measure(exactly=True))
         if verdict == "partial" and evidence.proof == "table" and not self.is_always:
             verdict = verdict if evidence.record_shortfall() else ""
         if verdict in ("lost", "partial"):

@@ -158,6 +158,7 @@ def measure_blocks(blocks: Iterable[Block], settings: int = 0, *, crude: bool) -
 
 
 def _count_crudely(text: str) -> tuple[int, int, int]:
+    # Lines of one character have fewer tokens, so a count that is too low for these bounds is judged by exact ones.
     size = len("".join(text.split()))
     return size // _CRUDE_TOKEN_CHARS, 0, len(text) * _MAX_CHAR_BYTES
 
@@ -262,8 +263,8 @@ def lacks_context(usage: Usage | None, plan: RequestPlan) -> bool:
     if usage is None or usage.input_tokens <= 0:
         return False
     context = plan.source[len(plan.source) - plan.total_blocks :]
-    measured = measure_blocks(context, crude=True)._replace(share=UNKNOWN_SHARE)
-    return _lacks_text(usage, measured)
+    counts = (measure_blocks(context, crude=crude) for crude in (True, False))
+    return all(_lacks_text(usage, each._replace(share=UNKNOWN_SHARE)) for each in counts)
 
 
 def _lacks_text(usage: Usage, sent: SentTokens) -> bool:
