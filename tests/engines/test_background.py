@@ -191,6 +191,19 @@ async def test_a_response_that_the_server_no_longer_has_is_not_requested_again_s
     assert find_running(caught.value.turn) is None
 
 
+async def test_an_unreachable_server_leaves_the_response_running() -> None:
+    """A failed poll may be repeated: it is not a new request."""
+    server = FakeBackground("completed", 503)
+    async with connect_to(server.handle) as engine:
+        turn = await engine.run(TURN, background=True)
+        with pytest.raises(ServerFailed) as caught:
+            await engine.poll(turn)
+        server.code = 200
+        assert caught.value.turn is not None
+        assert (await engine.poll(caught.value.turn)).blocks[-1] == assistant("Done.")
+    assert server.posts == 1
+
+
 async def test_typed_output_waits_for_the_background(engine: ResponsesEngine) -> None:
     """A typed answer in the background has no value yet, and is not requested again."""
 

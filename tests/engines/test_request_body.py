@@ -176,16 +176,12 @@ def test_later_changes_of_the_caller_have_no_effect() -> None:
     assert request.params == {"reasoning": {"effort": "low"}}
 
 
-def test_a_definition_that_contains_itself_is_rejected() -> None:
-    """A cycle is reported as an invalid setting."""
+def test_a_definition_that_is_not_json_is_rejected() -> None:
+    """A cycle is reported at once, another object in a definition when it is encoded."""
     definition = make_definition()
     definition["parameters"]["properties"]["a"] = definition
     with pytest.raises(InvalidSetting, match="tools cannot be sent as JSON"):
         to_definition(definition)
-
-
-def test_a_definition_that_is_not_json_is_rejected() -> None:
-    """Another object in a definition is reported when it is encoded."""
-    definition = to_definition({**make_definition(), "x": object()})
+    other = to_definition({**make_definition(), "x": object()})
     with pytest.raises(InvalidSetting, match="tools cannot be sent as JSON"):
-        encode_body({"tools": [definition]})
+        encode_body({"tools": [other]})

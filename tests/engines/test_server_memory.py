@@ -105,6 +105,23 @@ async def test_answer_of_an_unproven_server_is_held_back() -> None:
     assert list_reasons(events) == ["forgot"]
 
 
+@STREAMING
+async def test_chain_limit_is_learned(streaming: bool) -> None:
+    """The count still grows at the limit, but is too low by the oldest exchange."""
+    server = MemoryServer(cap=10)
+    async with open_memory_engine(server, clock=FakeClock()) as engine:
+        turn, wrong, flagged, healed = Turn(), 0, 0, 0
+        for number in range(40):
+            turn, events = await send(engine, turn, f"Line {number}", streaming=streaming)
+            wrong += not is_coherent(server, turn)
+            flagged += any(isinstance(event, ServerForgot) for event in events)
+            if count_healed(events):
+                assert not is_chained(server.bodies[-1])  # also not on an older anchor
+                healed += 1
+    assert (wrong, flagged, healed) == ((1, 1, 0) if streaming else (0, 0, 1))
+    assert sum(map(is_chained, server.bodies)) > 25
+
+
 @for_each("usage", ["none", "constant", "new"])
 @for_each("stores", [True, False])
 async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> None:

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Iterator
 import httpx2
 import pytest
 
-from kedge import Turn, connect, user, with_middleware
+from kedge import Turn, connect, user
 from kedge.conversation import Conversation
 from kedge.engines import Engine
 from kedge.errors import InvalidSetting
-from kedge.middleware import tools
 from kedge.observe import (
     ContextFilter,
     bind_fields,
@@ -184,12 +183,18 @@ async def test_every_record_of_a_run_has_its_ids(practice: Engine, written: io.S
         logging.getLogger("kedge.mine").info("noted")
         return text
 
+    reset()
     log_to_stderr("trace", "json", written)
-    engine = with_middleware(practice, tools(note))
-    with bind_fields(conversation_id="talk"):
-        turn = await engine.run(Turn([user("Please call note with text=x")]))
-    lines = [each for each in parse_lines(written) if each["logger"] != "kedge.access"]
-    assert {each["conversation_id"] for each in lines} == {"talk"}
+    async with open_store("sqlite://:memory:") as store:
+        conversation = await Conversation.create(practice, store=store, tools=[note])
+        turn = (await conversation.send("Please call note with text=x")).turn
+    assert {labels[0][1] for labels in snapshot()["store_duration_seconds"]} >= {"read", "write"}
+    lines = [
+        each
+        for each in parse_lines(written)
+        if each["logger"].startswith(("kedge.engines", "kedge.mine"))
+    ]
+    assert {each["conversation_id"] for each in lines} == {conversation.id}
     assert all(each["turn_id"] for each in lines)
     (noted,) = [each for each in lines if each["message"] == "noted"]
     call = turn.blocks[1]
@@ -199,18 +204,6 @@ async def test_every_record_of_a_run_has_its_ids(practice: Engine, written: io.S
         each["response_id"] for each in lines if each["message"].startswith("request completed")
     ]
     assert len(set(answers)) == 2
-
-
-async def test_records_have_the_conversation(practice: Engine, written: io.StringIO) -> None:
-    """Every record of its engine has the conversation id, and the duration of the store is measured."""
-    reset()
-    log_to_stderr("debug", "json", written)
-    async with open_store("sqlite://:memory:") as store:
-        conversation = await Conversation.create(practice, store=store)
-        await conversation.send("Hello")
-    records = [each for each in parse_lines(written) if each["logger"].startswith("kedge.engines")]
-    assert {each["conversation_id"] for each in records} == {conversation.id}
-    assert {labels[0][1] for labels in snapshot()["store_duration_seconds"]} >= {"read", "write"}
 
 
 async def test_concurrent_runs_have_separate_ids(practice: Engine, written: io.StringIO) -> None:

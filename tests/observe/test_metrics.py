@@ -76,7 +76,7 @@ def scrape_values() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def test_every_metric_is_exposed() -> None:
-    """Every metric is exposed, from zero, with its type and help text, also in another registry."""
+    """Every metric is exposed, from zero, with its type and help text, also as OpenMetrics and in another registry."""
     families = {family.name: family for family in parse(render()[0].decode())}
     for metric in METRICS.values():
         family = families[metric.name.removesuffix("_total")]
@@ -85,6 +85,10 @@ def test_every_metric_is_exposed() -> None:
     samples = scrape_values()
     assert samples["responses_chained_requests_total", ()] == 0
     assert samples["responses_delta_blocks_count_bucket", (("le", "+Inf"),)] == 0
+    opened, content_type = render("application/openmetrics-text;version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert list(parse_openmetrics(opened.decode()))
+    assert render()[1].startswith("text/plain")
     registry = CollectorRegistry()
     registry.register(TableCollector())
     assert registry.get_sample_value("responses_forgotten_total") == 0
@@ -109,16 +113,6 @@ def test_counts_are_exposed_with_their_labels() -> None:
     assert (buckets["3"], buckets["1000"], buckets["+Inf"]) == (2, 2, 3)
     assert samples["responses_delta_blocks_count_count", ()] == 3
     assert samples["responses_delta_blocks_count_sum", ()] == 4004
-
-
-def test_openmetrics_is_returned_on_request() -> None:
-    """The `Accept` header selects the format, and both formats can be parsed."""
-    plain, plain_type = render()
-    opened, opened_type = render("application/openmetrics-text;version=1.0.0")
-    assert plain_type.startswith("text/plain")
-    assert opened_type.startswith("application/openmetrics-text")
-    assert list(parse(plain.decode()))
-    assert list(parse_openmetrics(opened.decode()))
 
 
 def test_labels_are_bounded_in_length_and_number() -> None:
