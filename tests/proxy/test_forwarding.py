@@ -208,6 +208,16 @@ async def test_the_client_determines_how_long_it_waits(monkeypatch: pytest.Monke
     assert timeouts[0]["connect"] < 600 < timeouts[0]["read"]  # the timeout of the SDKs
 
 
+async def test_an_unknown_route_is_an_error_of_the_proxy() -> None:
+    """A client whose base URL lacks `/v1` gets an error in the form of the API that says what is forwarded."""
+    async with open_asgi() as client:
+        answer = await client.post("/responses", json={"input": "Hello"})
+        wrong_method = await client.post("/healthz")
+    assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "GET, HEAD")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "kedge_proxy")
+    assert "/v1" in answer.json()["error"]["message"]
+
+
 async def test_an_invalid_status_is_a_bad_gateway() -> None:
     """A status that the HTTP server cannot send is reported to the client."""
     async with open_asgi(lambda _: httpx2.Response(700)) as client:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import httpx2
 from anyio import CancelScope, Event, create_task_group
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -155,11 +156,20 @@ def create_proxy_app(
             WebSocketRoute("/v1/{path:path}", proxy.forward_socket),
         ],
         middleware=[Middleware(RequestMiddleware, ProxyFrontEnd(policy))],
+        exception_handlers={HTTPException: _report_no_route},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.state.proxy = proxy
     return app
+
+
+async def _report_no_route(_: Request, error: Exception) -> Response:
+    found = cast("HTTPException", error)
+    message = f"{found.detail}: only requests below /v1 are forwarded"
+    response = build_error(found.status_code, message)
+    response.headers.update(found.headers or {})
+    return response
 
 
 class _Proxy:
