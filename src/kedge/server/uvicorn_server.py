@@ -42,7 +42,7 @@ PING_TIMEOUT_SECONDS = 60.0
 """Seconds for which a WebSocket client may not answer a ping; slow readers are still connected."""
 
 MAX_HEADER_BYTES = 64 * 1024
-"""The size of unfinished headers, as by default in `kedge.server.settings.Limits`."""
+"""The size of unfinished headers of a server without own limits, and of all headers of a proxy."""
 
 ACCEPT_LOOP_TURNS = 3
 """Turns of the loop after which asyncio has announced an accepted connection."""

@@ -154,7 +154,8 @@ async def open_page_server(
         services = UserServices(service, connect_as)
         stack.push_async_callback(services.aclose)
         await service.deletions.resume(store, models)
-        auth = security.PageAuth(settings.token, settings.hosts, registry=tokens)
+        most = settings.limits.header_bytes
+        auth = security.PageAuth(settings.token, settings.hosts, tokens, most)
         recorder = ServerRequests(store, f"{url}/v1")
         recording = asyncio.create_task(recorder.run())
         stack.push_async_callback(lambda: recording)

@@ -173,11 +173,7 @@ _STATUSES: tuple[tuple[type[errors.KedgeError], int, str], ...] = (
     (errors.HeadConflict, 409, "head_conflict"),
     (errors.KeyReused, 409, "key_reused"),
     (errors.StoreError, 503, "store"),
-    (
-        errors.AnswerIncomplete,
-        422,
-        "incomplete",
-    ),  # for example because of the request's max_output_tokens
+    (errors.AnswerIncomplete, 422, "incomplete"),  # such as by the request's max_output_tokens
     (errors.EngineError, 502, "engine"),
 )
 
