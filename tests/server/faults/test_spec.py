@@ -14,21 +14,13 @@ PAGE = Path(__file__).parents[3] / "docs" / "practice.md"
 @for_each(
     ("spec", "fault"),
     [
-        ("cut_after_events=3", Fault("cut_after_events", 3)),
-        (
-            "status=429,retry_after=1,times=2",
-            Fault("status", 429, {"retry_after": 1.0}, times=2),
-        ),
+        ("status=429,retry_after=1,times=2", Fault("status", 429, {"retry_after": 1.0}, times=2)),
         ("status=500", Fault("status", 500, {"retry_after": None})),
         ("forget_all", Fault("forget_all")),
-        ("forget_silently", Fault("forget_silently", None, {"echo": "yes"})),
         (" forget_silently , echo=no ", Fault("forget_silently", None, {"echo": "no"})),
         ("slow_first_byte=0.25", Fault("slow_first_byte", 0.25)),
         ("not_found=vllm,times=1", Fault("not_found", "vllm", times=1)),
-        (
-            "reorder_events,only=response.created",
-            Fault("reorder_events", None, {"only": "response.created"}),
-        ),
+        ("reorder_events,only=a", Fault("reorder_events", None, {"only": "a"})),
     ],
 )
 def test_parse_fault(spec: str, fault: Fault) -> None:
