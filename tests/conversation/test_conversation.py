@@ -14,11 +14,11 @@ from starlette.responses import Response
 
 from conversation.conftest import Connect
 from engines.fake_server import json_response, serve_handler
-from kedge import Conversation, assistant, connect, errors, system, user
+from kedge import Conversation, assistant, connect, errors, system, tool_result, user
 from kedge.engines import Engine, Events, Request
 from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
-from kedge.middleware import BaseMiddleware, guard, redact, retry
+from kedge.middleware import BaseMiddleware, find_open_calls, guard, redact, retry
 from kedge.planning import get_state
 from kedge.store import Node, Store
 from kedge.testing import TestServer
@@ -355,6 +355,17 @@ async def test_goto_moves_head_to_any_position(conversation: Conversation) -> No
     for position in (1 << 70, 0, "resp_nothing", "9" * 30):
         with pytest.raises(errors.NotInStore):
             await conversation.goto(position)
+
+
+async def test_calls_of_a_definition_are_left_to_the_caller(store: Store) -> None:
+    """A definition among the tools of a conversation is offered; its result is sent as a message."""
+    look_up = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
+    conversation = await Conversation.create("practice", store=store, tools=[look_up])
+    reply = await conversation.send("Call look_up")
+    (call,) = find_open_calls(reply.turn)
+    again = await Conversation.open("practice", store=store, id=conversation.id, tools=[look_up])
+    answer = await again.send(tool_result(call.call_id, "a cat"))
+    assert answer.text == "look_up says: a cat."
 
 
 async def test_conversation_is_created_with_blocks(store: Store, connected: Connect) -> None:

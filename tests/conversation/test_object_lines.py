@@ -40,6 +40,28 @@ async def check_store(server: TestServer, store: Store) -> int:
     return checked
 
 
+async def test_changed_lines_use_objects_of_their_own(
+    server: TestServer, engine: ResponsesEngine, store: Store
+) -> None:
+    """What was regenerated, undone or edited is not in the context; the first line can still be continued."""
+    conversation = await Conversation.create(engine, store=store)
+    await conversation.send("My PIN is 1234")
+    first = (await conversation.send("Two")).node
+    objects = [get_object(conversation.turn)]
+    await conversation.regenerate()
+    objects.append(get_object(conversation.turn))
+    await conversation.undo()
+    await conversation.send("Three")
+    objects.append(get_object(conversation.turn))
+    await conversation.edit(conversation.turn.blocks[0].id, "My PIN is secret")
+    await conversation.send("What is my PIN?")
+    assert len({*objects, get_object(conversation.turn)}) == 4
+    await conversation.goto(first)
+    await conversation.send("Four")
+    assert get_object(conversation.turn) == objects[0]
+    assert await check_store(server, store) == 6
+
+
 async def test_an_import_does_not_continue_the_object_of_the_original(
     server: TestServer, engine: ResponsesEngine, store: Store
 ) -> None:

@@ -14,10 +14,19 @@ import pytest
 
 from kedge.database.connections import _Permits
 from kedge.database.postgres import MAX_ATTEMPTS, PostgresDatabase, PostgresTransaction
-from kedge.database.transactions import Tx
+from kedge.database.transactions import HealthCheck, Tx
 from kedge.errors import CannotOpenStore, StoreBusy, StoreUnreachable
+from kedge.server.settings import Settings
 from kedge.store import open_store
-from postgresql import PASSWORD, PostgresServer, freeze, list_client_pids, terminate_clients
+from kedge.web.app import PageSettings, open_page_server
+from postgresql import (
+    PASSWORD,
+    PostgresServer,
+    create_schema,
+    freeze,
+    list_client_pids,
+    terminate_clients,
+)
 
 Pool = PostgresDatabase
 TIMEOUT = 300.0
@@ -294,3 +303,15 @@ def test_a_pool_that_is_not_closed_closes_its_connections(own_server: PostgresSe
     del pool
     gc.collect()
     assert connection.closed
+
+
+async def test_health_includes_the_store_of_the_page(own_server: PostgresServer) -> None:
+    """A server with a page is not healthy while the store of the page does not answer."""
+    with create_schema(own_server.url) as url:
+        page = PageSettings(url)
+        async with open_page_server(Settings(), page, "http://127.0.0.1:1") as server:
+            health: HealthCheck = server.config.app.state.health  # pyright: ignore[reportFunctionMemberAccess,reportAttributeAccessIssue] - it is our app
+            assert await health.run()
+            with freeze([own_server.pid, *list_client_pids(own_server.url)]):
+                assert not await health.run()
+            assert await health.run()

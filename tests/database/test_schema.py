@@ -59,3 +59,13 @@ def test_schema_without_a_step_is_rejected(database: SQLiteDatabase, version: in
     with pytest.raises(WrongSchema, match=r"x\.db .*older.*: export and import it") as error:
         database.write_sync(lambda tx: make_schema(log, 4).upgrade(tx, "x.db"))
     assert (log, error.value.advice) == ([], "export and import it")
+
+
+def test_schemas_of_one_database_have_separate_numbers(database: SQLiteDatabase) -> None:
+    """A second schema in a database is created, whatever the number of the first one is."""
+    set_version(database, 6)
+    log: list[str] = []
+    other = Schema("others", 1, lambda _: log.append("create"))
+    assert database.write_sync(lambda tx: other.upgrade(tx, "x.db")) == 1
+    assert database.read_sync(other.read_version) == 1
+    assert log == ["create"]

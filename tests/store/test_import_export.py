@@ -25,9 +25,10 @@ from turns.version_1 import upgrade
 
 
 async def create_full_conversation(store: Store) -> ConversationRow:
-    """Create a conversation with settings, telemetry, an edit, a claim and a pending question."""
+    """Create a conversation with settings, telemetry, an edit, a claim, a pending question and line separators."""
+    settings: dict[str, Any] = {"tags": ["x"], "retention": 60.0, "data": {"a": 1}}
     row, nodes = await create_conversation(
-        store, 3, tags=["x"], mode="chained", retention=60.0, data={"a": 1}
+        store, 3, title="one\u2028two", mode="chained", **settings
     )
     store.keep_bodies = True
     accounts = Telemetry(
@@ -36,7 +37,7 @@ async def create_full_conversation(store: Store) -> ConversationRow:
         (StoredExchange(b"\x00request", b"reply", 200, 7.0),),
     )
     await store.note(row, nodes[2].id, accounts)
-    await store.append(row, nodes[-1], [user("edited")], kept=2, kind="edited")
+    await store.append(row, nodes[-1], [user("a\u2028b\x85c\x0bd\u2029e")], kept=2, kind="edited")
     await store.claim(row, "k", request_hash=b"x", owner="o", lease=1.0)
     await store.append(row, nodes[-1], [user("asked")], kind="asked", asked_for="k")
     state = structs.replace(
@@ -46,25 +47,13 @@ async def create_full_conversation(store: Store) -> ConversationRow:
     return await store.update(row.id, archived=True)
 
 
-async def test_text_may_contain_any_line_separator(store: Store) -> None:
-    """Characters that Python treats as line separators do not split the lines of an export."""
-    row = await store.create("one\u2028two")
-    blocks = [user("a\u2028b\x85c\x0bd\u2029e")]
-    await store.append(row, await store.node(row, row.head), blocks)
-    lines = await store.export(row)
-    async with open_store("sqlite://:memory:") as other:
-        (copy,) = await other.import_(lines)
-        assert copy.title == row.title
-        assert await other.export(copy) == lines
-
-
 async def test_imported_conversation_exports_the_same_lines(store: Store) -> None:
     """Tree, anchors, telemetry and keys round-trip through another store."""
     row = await create_full_conversation(store)
     lines = await store.export(row)
     async with open_store("sqlite://:memory:") as other:
         (copy,) = await other.import_(lines)
-        assert copy.id == row.id
+        assert (copy.id, copy.title) == (row.id, "one\u2028two")
         assert await other.export(copy) == lines
         assert await other.verify() == []
         assert (await other.load(copy)).state == (await store.load(row)).state
