@@ -1,6 +1,5 @@
 """Assembling events of any provider into blocks, and the status of the outcome."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -320,20 +319,6 @@ def test_status_of_each_ending(ending: list[StreamEvent], status: str) -> None:
     assert (result.blocks[0].metadata.get("kedge.partial") is True) == (status != "completed")
 
 
-def test_a_failure_has_its_code_and_message(caplog: pytest.LogCaptureFixture) -> None:
-    """Those of the response override those of an earlier failure; only the code is logged."""
-    caplog.set_level(logging.DEBUG)
-    failure = StreamFailed("oops", "secret details")
-    for end, expected in (
-        (ResponseFailed("resp_1"), ("oops", "secret details")),
-        (ResponseFailed("resp_1", code="c", message="secret"), ("c", "secret")),
-    ):
-        result = assemble([failure, end])
-        assert (result.code, result.message) == expected
-        assert result.code in caplog.text
-    assert "secret" not in caplog.text
-
-
 @for_each(
     "stream",
     [
@@ -353,13 +338,6 @@ def test_damaged_stream_is_a_failure(stream: list[StreamEvent]) -> None:
     result = assemble(stream)
     assert (result.status, result.code) == ("failed", "damaged_stream")
     assert result.message
-
-
-def test_response_without_an_id() -> None:
-    """The response id is an empty string, and the blocks are not tagged."""
-    result = assemble([TextDelta("hi", "m", 0), ResponseCompleted()])
-    assert result.response_id == ""
-    assert "response_id" not in result.blocks[0].metadata
 
 
 def test_last_event_overrides_earlier_ones() -> None:

@@ -5,7 +5,6 @@ from events.streams import (
     TRANSCRIPT_NAMES,
     Message,
     decode,
-    decode_outcome,
     encode_sse,
     read_messages,
     read_transcript,
@@ -16,9 +15,7 @@ from kedge.events import (
     OpaqueEvent,
     ReasoningDelta,
     RefusalDelta,
-    ResponseStarted,
     TextDelta,
-    Usage,
 )
 from kedge.turns import AssistantBlock
 
@@ -93,18 +90,6 @@ def test_deltas_add_up_to_the_finished_blocks(name: str) -> None:
     refusal = "".join(event.delta for event in events if isinstance(event, RefusalDelta))
     assert text == "".join(block.text for block in reported)
     assert refusal == "".join(block.refusal for block in reported)
-
-
-def test_facts_of_a_response_are_read() -> None:
-    """The first event has the id, model, time and echoed anchor of the response, and the outcome its usage."""
-    started = decode(read_transcript("text"))[0]
-    result = decode_outcome(read_transcript("reasoning_and_call"))
-    assert isinstance(started, ResponseStarted)
-    assert started.response_id == "resp_68a1text"
-    assert (started.previous_response_id, started.echoed) == ("resp_68a0prev", True)
-    assert result.usage == Usage(80, 64, 40, 20, 120)
-    for facts in (started, result):
-        assert (facts.model, facts.created_at) == ("gpt-5.6-mini-2026-06-01", 1788000000)
 
 
 def test_reasoning_is_streamed_by_kind() -> None:

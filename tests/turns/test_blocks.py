@@ -190,28 +190,6 @@ def test_each_constructor_creates_its_kind_of_block() -> None:
     assert opaque({"type": "x"}) == OpaqueBlock({"type": "x"})  # pyright: ignore[reportArgumentType]
 
 
-CONSTRUCTORS: list[Any] = [
-    lambda **identity: user("a", **identity),
-    lambda **identity: assistant("a", **identity),
-    lambda **identity: system("a", **identity),
-    lambda **identity: tool_call("f", "{}", **identity),
-    lambda **identity: tool_result("c", "a", **identity),
-    lambda **identity: reasoning("a", **identity),
-    lambda **identity: opaque({"type": "x"}, **identity),
-]
-
-
-@for_each("make", CONSTRUCTORS)
-def test_each_constructor_accepts_the_common_fields(make: Any) -> None:
-    """``id``, ``metadata``, ``origin`` and ``extra`` are keyword arguments, and None means the default."""
-    block = make(id="mine", metadata={"a": [1]}, origin="guard", extra={"new": 1})
-    assert (block.id, block.origin) == ("mine", "guard")
-    assert (block.metadata, block.extra) == ({"a": [1]}, {"new": 1})
-    plain = make(id=None, metadata=None, origin=None)
-    assert (plain.metadata, plain.origin) == ({}, "user")
-    assert plain.id.startswith("blk_")
-
-
 @given(json_objects())
 def test_mapping_of_arguments_is_encoded_as_json(arguments: Any) -> None:
     """A mapping of arguments is encoded as JSON, and a string of arguments is left unchanged."""

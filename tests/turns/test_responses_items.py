@@ -299,15 +299,6 @@ def test_annotations_are_stored_and_sent_again() -> None:
     assert item_from_block(block)["content"] == [expected]
 
 
-@given(opaque_items())
-def test_unknown_items_are_preserved(item: Any) -> None:
-    """A block of an unknown item has all its members, and equals the block of the item it sends."""
-    block = block_from_item(item)
-    assert isinstance(block, turns.OpaqueBlock)
-    assert block.item == turns.FrozenMap(item)
-    assert block_from_item(item_from_block(block)) == block
-
-
 NAMES = st.sampled_from(
     ["type", "role", "content", "id", "call_id", "name", "arguments", "input", "output", "summary"]
 )
