@@ -29,7 +29,6 @@ class ConversationFuzzer(StoredConversations):
     ignored: tuple[type[Exception], ...] = (NotInStore, EngineError)
     server: TestServer = field(init=False)
     checked_count: int = 0
-    chained_count: int = 0
 
     async def __aenter__(self) -> Self:
         self.server = await self.stack.enter_async_context(self.network.open_server())
@@ -71,7 +70,6 @@ class ConversationFuzzer(StoredConversations):
         exchange = [each for each in self.server.requests if is_create_request(each)][-1]
         assert normalize_items(exchange.context) == expected_context(event.turn)
         self.checked_count += 1
-        self.chained_count += bool(exchange.body.get("previous_response_id"))
 
     async def _check_store(self) -> None:
         """Check that the conversation in memory equals the stored one at the same node."""

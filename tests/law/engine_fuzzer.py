@@ -73,9 +73,6 @@ class FuzzStats:
     requests: int = 0
     answers: int = 0
     incoherent: int = 0
-    rejected: int = 0
-    healed: int = 0
-    failed: int = 0
     sent_bytes: int = 0
     best_bytes: int = 0
     full_bytes: int = 0
@@ -190,7 +187,6 @@ class EngineFuzzer:
                     if isinstance(event, Healed):
                         self._record_healing(event)
         except EngineError as error:
-            self.stats.failed += 1
             self._store_failed(error, turn)
             self._check_loss([text], self.turn)
         else:
@@ -202,7 +198,6 @@ class EngineFuzzer:
             self._check_loss([text], finished)
             self._check_events(events, since)
             self._record_response(finished, stored=not options)
-        self.stats.healed += sum(isinstance(event, Healed) for event in events)
         self.server.faults.clear()
 
     def _open_stream(self, turn: Turn, **options: Any) -> RunStream[Any]:
@@ -299,7 +294,6 @@ class EngineFuzzer:
     ) -> None:
         exchanges = [e for e in self.server.requests[since:] if is_create_request(e)]
         self.stats.requests += len(exchanges)
-        self.stats.rejected += sum(exchange.status >= 400 for exchange in exchanges)
         expected = expected_context(turn)
         if normalize_items(exchanges[-1].context) != expected:
             self.stats.incoherent += 1

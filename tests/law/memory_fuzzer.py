@@ -86,8 +86,6 @@ class MemoryStats:
     """Answers shown that were generated from a context other than the Turn."""
     flagged: int = 0
     """The number of wrong answers that were reported."""
-    trusted_wrong: int = 0
-    """The number of wrong answers of servers that are trusted always."""
     healed: int = 0
     unreported: int = 0
     """Wrong answers that were not reported, although the server's token count shows them."""

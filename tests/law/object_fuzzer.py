@@ -20,7 +20,7 @@ from openai import AsyncOpenAI, OpenAIError
 from kedge.engines import ResponsesEngine
 from kedge.errors import EngineError
 from kedge.events import Event, TextDelta
-from kedge.events.run import Healed, ServerForgot
+from kedge.events.run import ServerForgot
 from kedge.memory.object_claims import ObjectClaims
 from kedge.planning import get_state
 from kedge.providers import connect
@@ -42,14 +42,11 @@ FORGETTING = ("forget_silently", "forget_silently,echo=missing")
 class ObjectStats:
     """The results of a campaign."""
 
-    requests: int = 0
     answers: int = 0
     wrong: int = 0
     """Answers that were generated from another context than their Turn."""
     flagged: int = 0
     """The number of wrong answers that were reported."""
-    healed: int = 0
-    failed: int = 0
     repeated: int = 0
     """Tool runs after the first one for the same question."""
     first_wrong: str = ""
@@ -92,7 +89,6 @@ class ObjectFuzzer:
                     await engine.attach_evidence(store)
             for _ in range(count):
                 await self._act(self.rng.choice(ACTIONS))
-            self.stats.requests += len(self.server.requests)
         self.stats.repeated += sum(self.runs.values()) - len(self.runs)
         return self.stats
 
@@ -216,7 +212,6 @@ class ObjectFuzzer:
                 async for event in stream:
                     events.append(event)  # noqa: PERF401 - after an error, the earlier events are needed
         except EngineError as error:
-            self.stats.failed += 1
             return error.turn or turn
         if response_id := stream.turn.blocks[-1].response_id:
             self.has_tools[response_id] = calls
@@ -225,7 +220,6 @@ class ObjectFuzzer:
 
     def _check(self, turn: Turn, events: Sequence[Event], description: str) -> None:
         self.stats.answers += 1
-        self.stats.healed += sum(isinstance(event, Healed) for event in events)
         response_id = turn.blocks[-1].response_id
         found = [each for each in self.server.requests if each.response_id == response_id]
         read = normalize_items(found[-1].context) if found else None

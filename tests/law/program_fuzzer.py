@@ -191,21 +191,17 @@ class ProgramFuzzer:
 
     async def _create(self, client: Any, body: Any) -> Item:
         """Return the response to a request, of the last event of its stream."""
-        if self.client == "sync sdk":
-            return await anyio.to_thread.run_sync(self._create_sync, client, body)
         if self.client == "httpx":
             reply = (await client.post("/responses", json=body)).raise_for_status()
             return _find_response(_parse_events(reply.text)) if self.streaming else reply.json()
-        answer: Any = await client.responses.create(**body)
-        if self.streaming:
-            return _find_response([each.model_dump(exclude_none=True) async for each in answer])
-        return answer.model_dump(exclude_none=True)
-
-    def _create_sync(self, client: OpenAI, body: Any) -> Item:
-        answer: Any = client.responses.create(**body)
-        if self.streaming:
-            return _find_response([each.model_dump(exclude_none=True) for each in answer])
-        return answer.model_dump(exclude_none=True)
+        if self.client == "sync sdk":
+            answer = await anyio.to_thread.run_sync(lambda: client.responses.create(**body))
+            events = await anyio.to_thread.run_sync(list, answer) if self.streaming else [answer]
+        else:
+            answer = await client.responses.create(**body)
+            events = [each async for each in answer] if self.streaming else [answer]
+        dumped = [each.model_dump(exclude_none=True) for each in events]
+        return _find_response(dumped) if self.streaming else dumped[0]
 
     def _add_wire(self, posted: list[RecordedRequest], answer: Item | None) -> None:
         """Add what was on the wire for one request of the program, of which the last request was answered."""

@@ -39,7 +39,6 @@ class StoredConversations:
     conversations: list[Conversation] = field(default_factory=list[Conversation])
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     prompt_count: int = 0
-    conflict_count: int = 0
     ignored: tuple[type[Exception], ...] = (NotInStore,)
     """Errors of actions: there may be nothing to undo, to regenerate or to resume."""
     network: Network = field(default_factory=SocketNetwork)
@@ -65,7 +64,6 @@ class StoredConversations:
             try:
                 await getattr(self, f"do_{name}")()
             except HeadConflict:
-                self.conflict_count += 1
                 await self.conversation.refresh()
             except self.ignored:
                 pass

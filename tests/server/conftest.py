@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from kedge.practice import Script
 from kedge.server.models import PracticeModel
+from kedge.server.state import ServerState
 from kedge.testing import TestServer, serve
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT
@@ -94,6 +95,11 @@ def list_texts(server: TestServer) -> list[str]:
     """Return the texts of the messages that the model saw last."""
     items = server.requests[-1].context or ()
     return [item["content"][0]["text"] for item in items if item["type"] == "message"]
+
+
+def count_nodes(service: ServerState) -> int:
+    """Return the number of nodes in a database."""
+    return service.nodes._execute("SELECT count(*) FROM kedge_server_nodes").fetchone()[0]
 
 
 def parse_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -9,8 +9,11 @@ from kedge.event_loops import run_sync
 from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, OutputEvent, apply_stop_sequences
 
 
-async def stream_text(text: str, size: int) -> AsyncIterator[OutputEvent]:
-    """Yield an answer with one text, in deltas of a size."""
+async def stream_text(text: str, size: int, thought: str) -> AsyncIterator[OutputEvent]:
+    """Yield an answer with reasoning and one text, in deltas of a size."""
+    yield ItemOpened("reasoning")
+    yield ItemDelta(thought)
+    yield ItemClosed()
     yield ItemOpened("text")
     for at in range(0, len(text), size):
         yield ItemDelta(text[at : at + size])
@@ -19,9 +22,11 @@ async def stream_text(text: str, size: int) -> AsyncIterator[OutputEvent]:
 
 async def apply_stops(text: str, size: int, stops: tuple[str, ...]) -> tuple[str, str]:
     """Return the text before the stop sequence, and the stop sequence that was found."""
-    output = [event async for event in apply_stop_sequences(stream_text(text, size), stops)]
-    output_text = "".join(event.text for event in output if isinstance(event, ItemDelta))
-    closed = [event for event in output if isinstance(event, ItemClosed)]
+    answer = stream_text(text, size, stops[0])
+    output = [event async for event in apply_stop_sequences(answer, stops)]
+    assert output[:3] == [ItemOpened("reasoning"), ItemDelta(stops[0]), ItemClosed()]
+    output_text = "".join(event.text for event in output[3:] if isinstance(event, ItemDelta))
+    closed = [event for event in output[3:] if isinstance(event, ItemClosed)]
     assert len(closed) == 1
     return output_text, closed[0].stop_sequence
 
@@ -32,7 +37,7 @@ async def apply_stops(text: str, size: int, stops: tuple[str, ...]) -> tuple[str
     stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
 )
 def test_a_text_ends_before_the_first_stop_sequence(text: str, size: int, stops: list[str]) -> None:
-    """For any delta size, no text before a stop sequence is lost and none after it is sent."""
+    """For any delta size, no text before a stop sequence is lost and none after it is sent; reasoning is unchanged."""
     output_text, stop_sequence = run_sync(apply_stops(text, size, tuple(stops)))
     if stop_sequence:
         assert stop_sequence in stops
@@ -41,15 +46,3 @@ def test_a_text_ends_before_the_first_stop_sequence(text: str, size: int, stops:
     else:
         assert output_text == text
         assert not any(stop in text for stop in stops)
-
-
-async def test_stop_sequences_apply_only_to_text() -> None:
-    """Stop sequences in reasoning or tool calls have no effect."""
-
-    async def reasoning() -> AsyncIterator[OutputEvent]:
-        yield ItemOpened("reasoning")
-        yield ItemDelta("STOP here")
-        yield ItemClosed()
-
-    output = [event async for event in apply_stop_sequences(reasoning(), ("STOP",))]
-    assert output[1] == ItemDelta("STOP here")

@@ -6,6 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from for_each import for_each
 from kedge.testing import serve
 from server.conftest import open_client
 
@@ -59,10 +60,10 @@ def http() -> Iterator[httpx2.Client]:
         yield client
 
 
-@pytest.mark.parametrize("path", APIS)
-@pytest.mark.parametrize("in_tool", [True, False], ids=["tool", "format"])
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize("unit", SCHEMAS)
+@for_each("path", APIS)
+@for_each("in_tool", [True, False])
+@for_each("stream", [True, False])
+@for_each("unit", SCHEMAS)
 def test_a_schema_beyond_the_budget_is_an_error_of_the_request(
     http: httpx2.Client, path: str, in_tool: bool, stream: bool, unit: str
 ) -> None:

@@ -26,13 +26,10 @@ from kedge.server.settings import DAY, Limits, Settings
 from kedge.server.state import ServerState
 from kedge.text.json_text import decode
 from postgresql import create_schema
+from server.conftest import count_nodes
 from strategies import scale_examples
 
 words = st.text("abc", min_size=1, max_size=3)
-
-
-def count_nodes(service: ServerState) -> int:
-    return service.nodes._execute("SELECT count(*) FROM kedge_server_nodes").fetchone()[0]
 
 
 def item_texts(items: Any) -> list[str]:

@@ -17,7 +17,7 @@ from kedge.server.storage.responses import ResponseEntry, ResponseRepository
 from kedge.store.open import open_current_database, resolve_address
 from kedge.testing import TestServer, serve
 from postgresql import create_schema
-from server.conftest import Connect, ask, rejects, user_message
+from server.conftest import Connect, ask, count_nodes, rejects, user_message
 from server.waiting import wait_until
 
 SECRET = "the-unmistakable-words-of-a-user"
@@ -50,10 +50,6 @@ def running(connect: Connect) -> RunServer:
 
 def read_files(db: Path) -> bytes:
     return b"".join(path.read_bytes() for path in db.parent.glob(f"{db.name}*"))
-
-
-def count_nodes(service: ServerState) -> int:
-    return service.nodes._execute("SELECT count(*) FROM kedge_server_nodes").fetchone()[0]
 
 
 def test_responses_and_conversations_survive_a_restart(address: str, running: RunServer) -> None:
