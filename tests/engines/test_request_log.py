@@ -7,15 +7,17 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 from msgspec.structs import replace
 
 from engines.conftest import open_engine
 from engines.runs import read_until
 from kedge import Chat, Conversation, open_store
-from kedge.engines import Engine
+from kedge.engines import Engine, Events, Request
 from kedge.errors import EngineError
 from kedge.events import ResponseStarted
 from kedge.events.run import RequestSent
+from kedge.middleware import BaseMiddleware, with_middleware
 from kedge.observe.logs import get_fields
 from kedge.planning import find_running, get_state, set_state
 from kedge.providers import connect
@@ -67,6 +69,32 @@ async def test_a_cancelled_call_has_a_record(
         group.start_soon(call, engine)
         await wait_until_async(lambda: list_posts(server))
         group.cancel_scope.cancel()
+    assert [each["status"] for each in read_requests(caplog)] == ["cancelled"]
+
+
+async def test_a_run_whose_cleanup_is_cancelled_has_a_record(
+    server: TestServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A middleware may wait while it is closed, which ends with an error in a cancelled scope."""
+
+    class Waiting(BaseMiddleware):
+        async def events(self, turn: Turn, request: Request) -> Events:
+            try:
+                async for event in self.inner.events(turn, request):
+                    yield event
+            finally:
+                await checkpoint()
+
+    caplog.set_level(logging.INFO, "kedge")
+    async with open_engine(server) as engine:
+        stream = with_middleware(engine, Waiting).stream(Turn([user("Hi")]))
+        with anyio.CancelScope() as scope:
+            async with stream:
+                async for event in stream:
+                    if isinstance(event, ResponseStarted):
+                        scope.cancel()
+                        await checkpoint()
+    assert [each.status for each in stream.log.records] == ["cancelled"]
     assert [each["status"] for each in read_requests(caplog)] == ["cancelled"]
 
 

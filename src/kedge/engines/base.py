@@ -517,8 +517,10 @@ class Stream(RunStream[Turn], Generic[OutputT]):
 
     async def aclose(self) -> None:
         """Close the run; a request without an end is recorded as stopped."""
-        await super().aclose()
-        self.log.stop()
+        try:
+            await super().aclose()
+        finally:
+            self.log.stop()
 
 
 Middleware = Callable[[Engine], Engine]
