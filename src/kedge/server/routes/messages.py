@@ -146,20 +146,18 @@ class MessageRun(Generation):
     """One message while it is written."""
 
     def __init__(self, request: Request, draft: ResponseDraft, body: Body) -> None:
-        id, self._show_thinking = f"msg_{draft.key}", requests.is_thinking_shown(body)
-        self._include_thinking, cipher = (
-            requests.is_thinking_enabled(body),
-            get_service(request).cipher,
-        )
+        id, service = f"msg_{draft.key}", get_service(request)
+        self._show_thinking = requests.is_thinking_shown(body)
+        self._include_thinking = requests.is_thinking_enabled(body)
         writer = OutputWriter(
             draft.key,
             len(draft.input),
-            encrypt=cipher.encrypt if self._include_thinking else None,
+            encrypt=service.cipher.encrypt if self._include_thinking else None,
             encrypt_reasoning=True,
             show_summary=self._show_thinking,
             call_prefix="toolu",
         )
-        super().__init__(get_service(request), draft, writer, id, request.scope.get(RECORD_KEY))
+        super().__init__(service, draft, writer, id, request.scope.get(RECORD_KEY))
         model: str = body["model"]
         self._header = {"id": id, "type": "message", "role": "assistant", "model": model}
         self._request_id: str | None = request.scope.get(REQUEST_ID_KEY)
@@ -171,12 +169,8 @@ class MessageRun(Generation):
         if not self.is_streamed:
             return
         empty: MessageEvent = {"content": [], "stop_reason": None, "stop_sequence": None}
-        message = {
-            **self._header,
-            **empty,
-            "usage": format_usage(replace(self._draft.usage, output=1)),
-        }
-        start = {"type": "message_start", "message": message}
+        usage = format_usage(replace(self._draft.usage, output=1))
+        start = {"type": "message_start", "message": {**self._header, **empty, "usage": usage}}
         await emit([encode_event(start), encode_event({"type": "ping"})])
 
     def _render(self, events: object, piece: OutputEvent) -> list[bytes]:
@@ -237,12 +231,9 @@ class MessageRun(Generation):
 
 
 def _build_block_start(kind: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
-    return BLOCK_STARTS.get(kind) or {
-        "type": "tool_use",
-        "id": item["call_id"],
-        "name": item["name"],
-        "input": {},
-    }
+    if kind in BLOCK_STARTS:
+        return BLOCK_STARTS[kind]
+    return {"type": "tool_use", "id": item["call_id"], "name": item["name"], "input": {}}
 
 
 def _parse_arguments(item: Mapping[str, Any]) -> dict[str, Any]:
