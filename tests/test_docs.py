@@ -193,35 +193,6 @@ def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
         assert matches_page(output, program["printed"]), output
 
 
-GOOD = """
-# A page
-
-```python
-from pathlib import Path
-
-Path("made.txt").write_text("1")
-```
-
-[Prose](index.md#run-the-examples).
-
-```python
-import asyncio
-await asyncio.sleep(0)
-async def double(n): return 2 * n
-print(await double(1))
-```
-
-```text
-2
-```
-
-```python
-import anyio
-async def double(n): return 2 * n
-assert anyio.run(double, 2) == 4
-print("not shown, not checked")
-```
-"""
 BAD = [
     "x = y",
     "assert False",
@@ -234,13 +205,6 @@ BAD = [
     "x = 1\n```\n\n```python\nprint(x)",
     "open('a', 'w').close()\n```\n\n```python\nopen('a')",
 ]
-
-
-def test_a_page_may_await_and_start_loops(tmp_path: Path) -> None:
-    """A page may define functions, await at top level and start an event loop."""
-    page = tmp_path / "good.md"
-    page.write_text(GOOD)
-    assert run_page(page, tmp_path) == 3
 
 
 def test_programs_of_a_page_in_order_share_a_folder(tmp_path: Path) -> None:

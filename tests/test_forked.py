@@ -1,14 +1,11 @@
 """Tests of the processes that are forks: they behave like processes of a new interpreter."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from forked import ForkedProcess, run_forked
+from forked import run_forked
 
 REPORT = """
 import os, sys
@@ -33,41 +30,6 @@ def test_a_fork_has_arguments_folder_environment_streams_and_exit_code(tmp_path:
         env=environ,
     )
     assert (forked.returncode, forked.stdout, forked.stderr) == (3, new.stdout, new.stderr)
-
-
-def test_a_fork_runs_modules_and_files(tmp_path: Path) -> None:
-    """A module and a file run as the main program, and import what is beside them."""
-    (tmp_path / "beside.py").write_text("NAME = 'beside'")
-    (tmp_path / "program.py").write_text(
-        "import beside, sys\nprint(__name__, beside.NAME, sys.argv)"
-    )
-    path = str(tmp_path / "program.py")
-    expected = "__main__ beside "
-    assert run_forked(path, "x", check=True).stdout == f"{expected}{[path, 'x']}\n"
-    assert run_forked("-m", "program", cwd=tmp_path, check=True).stdout.startswith(expected)
-    assert run_forked("-c", "print(1)", text=b"").stdout == b"1\n"
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_fork_ends_by_a_signal(number: signal.Signals) -> None:
-    """A signal ends the process while others run, and its exit code names the signal."""
-    code = "print('started', flush=True)\nimport threading\nthreading.Event().wait()"
-    arguments = ["-c", code]
-    pipe = subprocess.PIPE
-    with (
-        ForkedProcess(arguments, stdout=pipe, stderr=pipe) as other,
-        ForkedProcess(arguments, stdout=pipe, stderr=pipe) as process,
-    ):
-        for each in (process, other):
-            assert each.stdout is not None
-            assert each.stdout.readline() == b"started\n"
-        assert process.poll() is None
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=300)
-        assert other.poll() is None
-        other.kill()
-    assert process.returncode == -number
-    assert errors.endswith(b"KeyboardInterrupt\n") == (number == signal.SIGINT)
 
 
 END = """

@@ -10,153 +10,67 @@ import tomllib
 from importlib.metadata import packages_distributions
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import httpx2
-import pytest
 
 from for_each import for_each
 from kedge.errors import EXTRAS, describe_extra
 from source_trees import list_nodes
 
 ROOT = Path(__file__).parents[1]
-BLOCKED = "import sys\nsys.modules.update(dict.fromkeys(('openai', 'cryptography')))\n"
-"""Makes the packages of extras impossible to import."""
-CLI = "from kedge.cli import main\nmain(sys.argv[1:])\n"
 SERVE = """
-from kedge.testing import serve
-import asyncio, httpx2
-http = httpx2.Client(timeout=300)
-"""
-ENCRYPTION = "pip install 'kedge-llm[encryption]'"
-
-
-def make_environment(folder: Path) -> dict[str, str]:
-    """Return an environment whose files are in a folder."""
-    folders = dict.fromkeys(("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(folder))
-    return {**os.environ, **folders, "OPENAI_API_KEY": "sk-1"}
-
-
-RESPONSES = """
-with serve() as server:
-    post = lambda **body: http.post(server.base_url + "/responses", json={"model": "practice", **body})
-    first = post(input="My name is Ada.").json()
-    chained = post(input="What did I say first?", previous_response_id=first["id"]).json()
-    print(chained["output"][-1]["content"][0]["text"])
-    print("response.completed" in post(input="hi", stream=True).text)
-    for body in (
-        {"include": ["reasoning.encrypted_content"]},
-        {"input": [
-            {"type": "reasoning", "summary": [], "encrypted_content": "Z0FBQQ=="},
-            {"role": "assistant", "content": "a"},
-            {"role": "user", "content": "b"},
-        ]},
-        {"input": [{"role": "user", "content": "a"}, {"type": "compaction_trigger"}]},
-    ):
-        rejected = post(**{"input": "hi", **body})
-        print(rejected.status_code, rejected.json()["error"]["message"])
-    compacted = http.post(server.base_url + "/responses/compact", json={"model": "practice", "input": "hi"})
-    print(compacted.status_code, compacted.json()["error"]["message"])
-"""
-
-
-ENGINES = """
-from kedge import Turn, connect, user
-async def run(model, **settings):
-    async with connect(model, **settings) as engine:
-        turn = await engine.run(Turn([user("My name is Ada.")]))
-        turn = await engine.run(turn.append(user("What did I say first?")), streaming=True)
-        print(turn.blocks[-1].text)
-with serve() as server:
-    for settings in ({}, {"transport": "websocket"}, {"mode": "stateless"}):
-        asyncio.run(run("openai:practice", base_url=server.base_url, **settings))
-    print([request.status for request in server.requests].count(400))
-for mode in ("chained", "stateless"):
-    asyncio.run(run("practice", mode=mode))
-"""
-
-
-STATES = """
+import sys
+sys.modules.update(dict.fromkeys(("openai", "cryptography")))
 from kedge.chat import Chat, new_key
+from kedge.cli import main
 from kedge.errors import InvalidSetting
 try:
     Chat("practice", state_key=new_key())
 except InvalidSetting as error:
-    print(error)
+    print(error, flush=True)
+main(["serve", "--port", "0", "--db", ":memory:", "--json"])
 """
-
-
-PROGRAMS = {"server": RESPONSES, "models": ENGINES, "states": STATES}
-RUN_PROGRAMS = (
-    BLOCKED
-    + SERVE
-    + """
-import contextlib, io, json
-printed = {}
-for name, program in json.loads(sys.argv[1]).items():
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        exec(program)
-    printed[name] = output.getvalue().splitlines()
-print(json.dumps(printed))
-"""
-)
-
-
-@pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Run the programs in one process without the packages, and return the lines that each printed."""
-    folder = tmp_path_factory.mktemp("blocked")
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_PROGRAMS, json.dumps(PROGRAMS)],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=make_environment(folder),
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "again" not in done.stderr  # of a conversation that is not continued
-    return json.loads(done.stdout)
-
-
-def test_server_needs_no_extra(printed: dict[str, list[str]]) -> None:
-    """Chained and streamed responses are answered; what would be encrypted is rejected with the extra's name."""
-    lines = printed["server"]
-    assert "My name is Ada." in lines[0]
-    assert lines[1] == "True"
-    assert len(lines) == 6
-    assert all(line.startswith("400 ") and ENCRYPTION in line for line in lines[2:]), lines
-
-
-def test_models_need_no_extra(printed: dict[str, list[str]]) -> None:
-    """``openai:`` models work over HTTP and WebSocket and in stateless mode, and so does the practice model."""
-    lines = printed["models"]
-    answers = [*lines[:3], *lines[4:]]
-    assert len(answers) == 5
-    assert all("My name is Ada." in line for line in answers), answers
-
-
-def test_encrypted_states_name_the_extra(printed: dict[str, list[str]]) -> None:
-    """A key for states is rejected with the command that installs the package."""
-    assert ENCRYPTION in printed["states"][0]
+"""Without the packages of extras, prints the error of a key for states, and serves."""
+ENCRYPTION = "pip install 'kedge-llm[encryption]'"
+SEALED = {"type": "reasoning", "summary": [], "encrypted_content": "Z0FBQQ=="}
+ENCRYPTED = [
+    ("", {"include": ["reasoning.encrypted_content"]}),
+    ("", {"input": [SEALED, {"role": "assistant", "content": "a"}]}),
+    ("", {"input": [{"role": "user", "content": "a"}, {"type": "compaction_trigger"}]}),
+    ("/compact", {}),
+]
+"""Paths and members of requests whose answers would be encrypted."""
 
 
 def test_serve_and_its_page_need_no_extra(tmp_path: Path) -> None:
-    """``kedge serve`` starts, its page is shown, and its server answers."""
+    """The page and chained and streamed responses work; what would be encrypted names the extra."""
+    folders = dict.fromkeys(("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(tmp_path))
     process = subprocess.Popen(
-        [sys.executable, "-c", BLOCKED + CLI, "serve", "--port", "0", "--db", ":memory:", "--json"],
+        [sys.executable, "-c", SERVE],
         stdout=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env=make_environment(tmp_path),
+        env={**os.environ, **folders},
     )
     assert process.stdout is not None
     try:
+        assert ENCRYPTION in process.stdout.readline()
         urls = json.loads(process.stdout.readline())
-        assert httpx2.get(urls["page"], follow_redirects=True, timeout=300).status_code == 200
-        body = {"model": "practice", "input": "hi"}
-        answer = httpx2.post(f"{urls['base_url']}/responses", json=body, timeout=300)
-        assert answer.json()["status"] == "completed"
+        with httpx2.Client(timeout=300, follow_redirects=True) as http:
+
+            def post(path: str = "", **members: Any) -> httpx2.Response:
+                body = {"model": "practice", "input": "hi", **members}
+                return http.post(f"{urls['base_url']}/responses{path}", json=body)
+
+            assert http.get(urls["page"]).status_code == 200
+            first = post(input="My name is Ada.").json()["id"]
+            assert "Ada" in post(input="What is my name?", previous_response_id=first).text
+            assert "response.completed" in post(stream=True).text
+            for path, members in ENCRYPTED:
+                rejected = post(path, **members)
+                assert rejected.status_code == 400
+                assert ENCRYPTION in rejected.json()["error"]["message"]
     finally:
         process.kill()
         process.communicate()

@@ -3,15 +3,12 @@
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from engines.conftest import open_engine
 from engines.runs import send_lines
 from kedge.errors import AnswerIncomplete
-from kedge.events.run import Healed, ModeChanged
-from kedge.observe.metrics import reset, snapshot
 from kedge.planning import DEFAULT_RETENTION, RequestPlan
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
@@ -175,28 +172,6 @@ async def test_stateless_plan_states_why(
     async with open_engine(kedge_server) as engine:
         explanation = engine.plan(Turn([user("Hello")])).explain()
     assert "ENABLE_RESPONSE_BOUNDARY_TRACKING" in explanation
-
-
-async def test_server_that_loses_every_response_becomes_stateless(
-    kedge_server: TestServer,
-) -> None:
-    """Each loss is healed and counted, until responses of the server are no longer tried."""
-    reset()
-    server = kedge_server
-    server.faults.set("forget_all")
-    events: list[Any] = []
-    async with open_engine(server) as engine:
-        turn = await send_lines(engine, "Hello")
-        for _ in range(4):
-            async with engine.stream(turn.append(user("?"))) as stream:
-                events += [event async for event in stream]
-            turn = stream.turn
-    healed = [event.reason for event in events if isinstance(event, Healed)]
-    assert set(healed) == {"gone"}
-    counted = snapshot()["responses_healed_total"][("reason", "gone"),]
-    assert counted[1] == len(healed)
-    assert [event.mode for event in events if isinstance(event, ModeChanged)][-1] == "stateless"
-    assert len(healed) < 4  # no longer tried
 
 
 _ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}

@@ -128,26 +128,6 @@ async def test_lost_results_are_read_from_the_store(
     assert sorted(read_results(batch)) == ["0", "1", "2", "3", "4"]
 
 
-async def test_errors_are_stored_with_their_line(
-    batch: dict[str, Any], server: TestServer, tmp_path: Path
-) -> None:
-    """A failed line does not stop the others, and the next run tries it again."""
-    file = write_prompts(
-        tmp_path,
-        {"id": "good", "prompt": "Hello"},
-        {"id": "bad", "prompts": ["Hello", "Bye"], "params": {"temperature": 9}},
-        {"id": "lost", "prompt": "Hello", "model": "nobody:x"},
-    )
-    summary = await run_batch(file, **batch)
-    assert (summary.completed, summary.failed) == (1, 2)
-    assert summary.errors == {"CannotConnect": 1, "RequestRefused": 1}
-    results = read_results(batch)
-    assert "temperature" in results["bad"]["error"]
-    assert results["bad"]["status"] == "failed"
-    repeated = await run_batch(file, **batch)
-    assert (repeated.skipped, repeated.failed) == (1, 2)
-
-
 async def test_changed_prompt_is_rejected(batch: dict[str, Any], server: TestServer) -> None:
     """A line with the same id and another prompt is rejected, because the stored answer would be wrong."""
     server.faults.set("status=400", times=1)

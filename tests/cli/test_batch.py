@@ -50,12 +50,14 @@ def test_batch_prints_a_summary(folder: Path) -> None:
 
 
 def test_failed_line_sets_exit_code(folder: Path) -> None:
-    """A failed line sets exit code 1, and errors are counted by kind; an invalid line is named by its number."""
+    """A failed line sets exit code 1 and is tried again by the next run; an invalid one is named by its number."""
     with (folder / "prompts.jsonl").open("a") as file:
         file.write('\n{"id": "bad", "prompt": "x", "model": "nobody:x"}')
     done = run_batch()
     assert done.exit_code == 1
     assert "2 of 3 completed, 1 failed\n  1 CannotConnect: no provider named" in done.stdout
+    repeated = json.loads(run_batch("--json").stdout)
+    assert (repeated["skipped"], repeated["failed"]) == (2, 1)
     (folder / "prompts.jsonl").write_text("{}\n")
     done = run_batch()
     assert done.exit_code == 1

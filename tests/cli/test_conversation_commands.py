@@ -229,51 +229,6 @@ def test_show_lists_images_and_files(store_path: Path) -> None:
     assert "base64" not in run_command("show", "Pictures").output
 
 
-def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, store_path: Path) -> None:
-    """Forks are lanes, and expired and lost responses are marked."""
-    nodes = run_json("tree", "harbour")["nodes"]
-    assert [node["parent"] for node in nodes] == [0, 1, 2, 3, 4, 3, 6, 7, 8]
-    assert nodes[1]["label"] == "My name is Ada."
-    assert len(run_command("tree", "harbour", "--limit", "2").output.splitlines()) == 2
-
-    async def damage() -> None:
-        async with open_store(f"sqlite:///{store_path}") as store:
-            row = await store.conversation(conversation_id)
-            first, second, _ = await store.responses(row)
-            assert first.record is not None
-            await store.mark_lost(first.record, "gone")
-            change = "UPDATE responses SET expires_at = 1 WHERE node = ?"
-            await store.database.write(lambda tx: tx.run(change, (second.node,)))
-
-    conversation_id = run_json("conversations")[1]["id"]
-    run_sync(damage())
-    marked = {node["node"]: node for node in run_json("tree", "harbour")["nodes"]}
-    assert (marked[3]["marks"], marked[3]["response"]["lost_reason"]) == (["lost"], "gone")
-    assert marked[5]["marks"] == ["expired"]
-    tree = run_command("tree", "harbour").output
-    assert "[lost: the server no longer has this response]" in tree
-    assert "├─┘" in tree
-    assert "(head of quay)" in tree
-
-
-def test_inspect_prints_blocks_plan_and_savings(server: TestServer) -> None:
-    """The output has the blocks, anchor, plan and savings, or for another provider why candidates are rejected."""
-    plan = run_json("inspect", "harbour", "--model", "practice")["plan"]
-    assert plan["anchor"] == ""
-    assert {each["reason"] for each in plan["rejected"]} == {"scope"}
-    assert "another provider" in run_command("inspect", "harbour", "--model", "practice").output
-    run_command("chat", "-c", "pier", stdin="My name is Ada.\nWhat is my name?\n")
-    report = run_json("inspect", "pier", "--say", "And?")
-    assert [block["sent"] for block in report["blocks"]] == [False] * 4 + [True]
-    plan = report["plan"]
-    assert plan["anchor"] == report["blocks"][3]["response_id"]
-    assert plan["saved_tokens"] == sum(block["tokens"] for block in report["blocks"][:4])
-    output = run_command("inspect", "pier", "--say", "And?").output
-    assert "Chained on resp_" in output
-    last = f"{plan['last_sent_bytes']:,} of {plan['last_full_bytes']:,} bytes"
-    assert f"The last request had {last}" in output
-
-
 def test_inspect_accepts_a_turn_or_a_chat_state(tmp_path: Path) -> None:
     """A file is inspected with the plan of its next request."""
 

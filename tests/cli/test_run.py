@@ -6,22 +6,11 @@ from typing import Any
 import pytest
 
 from cli.sample_store import run_command, run_json
-from kedge.cli.run import format_event
 from kedge.config import store_url
 from kedge.event_loops import run_sync
 from kedge.store import open_store
 from kedge.testing import TestServer
 from kedge.turns.frozen_json import thaw
-from kedge.workflows import (
-    AnswerJudged,
-    QuestionAnswered,
-    QuestionAsked,
-    RoundRuled,
-    Ruling,
-    Verdict,
-    WorkflowFinished,
-    WorkflowStarted,
-)
 
 JUDGE = """
 def five(answer):
@@ -166,29 +155,6 @@ def test_invalid_workflow_is_reported_in_one_line(folder: Path, kedge_server: Te
     assert not kedge_server.requests
 
 
-def test_workflow_events_are_formatted() -> None:
-    """Events are formatted as lines or as the status of the progress display."""
-    lines = [
-        format_event(WorkflowStarted("wf_1", "refine", 4, resumed=True)),
-        format_event(QuestionAsked("wf_1", "author", 1)),
-        format_event(QuestionAnswered("wf_1", "author", 1, "Two\nlines", stored=True)),
-        format_event(AnswerJudged("wf_1", "author", 1, Verdict(False, "More.", 0.5))),
-        format_event(RoundRuled("wf_1", 2, Ruling(over=True, winner="a"))),
-        format_event(WorkflowFinished("wf_1", "refine", passed=True)),
-    ]
-    assert [line for line, _ in lines if line] == [
-        "refine wf_1 resumed, at most 4 rounds",
-        "1: author (stored): Two lines",
-        "1: verdict [0.5]: not passed: More.",
-        "2: ruling: decided, a won",
-    ]
-    assert [awaited for _, awaited in lines if awaited] == [
-        "starting",
-        "1: waiting for author",
-        "finished",
-    ]
-
-
 def test_malformed_input_option_is_an_error(folder: Path, kedge_server: TestServer) -> None:
     """An input without a name or a value is a usage error, and nothing is sent."""
     (folder / "steps.toml").write_text(STEPS)
@@ -199,36 +165,33 @@ def test_malformed_input_option_is_an_error(folder: Path, kedge_server: TestServ
     assert not kedge_server.requests
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"judge": {"function": "os:remove"}}, "function os:remove"),
-        ({"judge": {"schema": "/etc/hosts"}}, "file /etc/hosts"),
-        (
-            {"model": "responses:http://127.0.0.1:9/v1#m"},
-            "model at responses:http://127.0.0.1:9/v1",
-        ),
-    ],
-)
-def test_tampered_workflow_is_not_resumed(
-    change: dict[str, Any], named: str, folder: Path, kedge_server: TestServer
-) -> None:
+TAMPERED: list[tuple[dict[str, Any], str]] = [
+    ({"judge": {"function": "os:remove"}}, "function os:remove"),
+    ({"judge": {"schema": "/etc/hosts"}}, "file /etc/hosts"),
+    ({"model": "responses:http://127.0.0.1:9/v1#m"}, "model at responses:http://127.0.0.1:9/v1"),
+]
+
+
+def test_tampered_workflow_is_not_resumed(folder: Path, kedge_server: TestServer) -> None:
     """A function, file or address that was changed in the store is rejected and named."""
     done = run_command(
         "run", "refine", "--task", "What is 2+3?", "--judge", "judging:five", "--id", "wf_own"
     )
     assert done.exit_code == 0, done.stderr
     sent = len(kedge_server.requests)
+    originals: list[Any] = []
 
-    async def tamper() -> None:
+    async def tamper(change: dict[str, Any]) -> None:
         async with open_store(store_url(str(folder / "store.db"))) as store:
             row = await store.conversation("wf_own.author")
-            data = thaw(row.data)
+            originals.append(row.data)
+            data = thaw(originals[0])
             data["workflow"]["spec"]["file"] |= change
             await store.update(row.id, data=data)
 
-    run_sync(tamper())
-    done = run_command("run", "refine", "--resume", "wf_own")
-    assert done.exit_code == 1
-    assert f"not used on this machine before: {named}" in done.stderr
+    for change, named in TAMPERED:
+        run_sync(tamper(change))
+        done = run_command("run", "refine", "--resume", "wf_own")
+        assert done.exit_code == 1
+        assert f"not used on this machine before: {named}" in done.stderr
     assert len(kedge_server.requests) == sent

@@ -146,26 +146,6 @@ def test_port_in_use_is_reported() -> None:
     assert f"port {port} is in use" in result.output
 
 
-def test_page_is_served_beside_api_and_uses_it(tmp_path: Path) -> None:
-    """The page and the API share one process and one port, and the page's messages are stored."""
-    store = tmp_path / "kedge.db"
-    with run_serve("--db", ":memory:", "--store", str(store)) as (process, line):
-        url = line["page"]
-        assert "No conversations yet" in httpx2.get(url, timeout=TIMEOUT).text
-        api = f"{url}api/conversations"
-        conversation = httpx2.post(api, json={"title": "Hello"}, timeout=TIMEOUT).json()
-        body = {"text": "What is 2+3?"}
-        turn = httpx2.post(f"{api}/{conversation['id']}/turns", json=body, timeout=TIMEOUT).json()
-        assert turn["text"] == "2+3 = 5."
-        assert httpx2.get(f"{line['base_url']}/responses/{turn['response_id']}").status_code == 200
-        assert httpx2.get(f"{line['url']}/healthz").json() == {"status": "ok"}
-        process.send_signal(signal.SIGINT)
-        _, log = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0
-    assert "Traceback" not in log
-    assert store.exists()
-
-
 def test_page_uses_loopback_url_of_server() -> None:
     """The page calls the server by a loopback address, even if it listens on all addresses."""
     with bind("0.0.0.0", 0) as listener:  # noqa: S104 - for a moment only

@@ -72,12 +72,12 @@ class PageServer:
         assert self._server.loop is not None
         return asyncio.run_coroutine_threadsafe(call(), self._server.loop).result(TIMEOUT)
 
-    def create_conversation(self, *messages: str, title: str = "") -> str:
-        """Create a conversation, send these messages in it and return its id."""
+    def create_conversation(self, *messages: str, **members: Any) -> str:
+        """Create a conversation with these members, send messages in it and return its id."""
 
         async def work(service: ConversationService) -> str:
             conversation = await Conversation.create(
-                service.models.engine, store=service.store, title=title, **dict(service.settings)
+                service.models.engine, store=service.store, **dict(service.settings) | members
             )
             for each in messages:
                 await conversation.send(each)

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from kedge.conversation import Conversation
 from kedge.turns import image, user
-from kedge.web.service import ConversationService
 from web.conftest import PageServer
 
 PNG = base64.b64decode(
@@ -52,14 +50,8 @@ def test_attachments_are_stored_and_served(empty_page: PageServer) -> None:
     assert empty_page.client.get(f"/conversations/{name}/attachments/none%25/1").status_code == 404
     empty_page.client.delete(f"/api/conversations/{name}")
     assert empty_page.client.get(f"{path}/1").status_code == 404
-    name = empty_page.create_conversation()
     block = user(["What is this?", image(PNG)], id="a/b?c#d")
-
-    async def append(service: ConversationService) -> None:
-        conversation = await Conversation.open(service.models.engine, store=service.store, id=name)
-        await conversation.append(block)
-
-    empty_page.run(append)
+    name = empty_page.create_conversation(blocks=[block])
     html = empty_page.client.get(f"/conversations/{name}").text
     (path,) = re.findall(r'<img class="shown" src="([^"]+)"', html)
     assert empty_page.client.get(path).content == PNG

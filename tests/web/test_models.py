@@ -3,7 +3,6 @@
 import pytest
 
 from kedge.conversation import Conversation
-from kedge.providers import connect
 from kedge.testing import TestServer
 from kedge.web.service import ConversationService
 from web.conftest import PageServer
@@ -17,14 +16,11 @@ def openai(monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> TestSer
     return kedge_server
 
 
-def create_elsewhere(page: PageServer, model: str, *, recorded: str = "") -> str:
-    """Create a conversation with one exchange, using another model than the page's."""
+def create_elsewhere(page: PageServer, model: str) -> str:
+    """Create a conversation with another program that uses the store of the page."""
 
     async def work(service: ConversationService) -> str:
-        async with connect(model) as engine:
-            conversation = await Conversation.create(
-                engine, store=service.store, data={"model": recorded} if recorded else {}
-            )
+        async with Conversation(model, store=service.store) as conversation:
             await conversation.send("My name is Ada.")
             return conversation.id
 
@@ -87,7 +83,7 @@ def test_missing_api_key_is_reported_before_writing(
 def test_stored_address_is_never_used(empty_page: PageServer, kedge_server: TestServer) -> None:
     """A conversation with another server is shown, but a turn with its model is rejected."""
     address = f"responses:{kedge_server.base_url}#practice"
-    name = create_elsewhere(empty_page, address, recorded=address)
+    name = create_elsewhere(empty_page, address)
     sent = len(kedge_server.requests)
     rejected = empty_page.client.post(f"/api/conversations/{name}/turns", json={"text": "Hello"})
     assert rejected.status_code == 400
@@ -120,7 +116,7 @@ def test_conversation_of_this_server_continues_on_it(
     """A conversation made through ``/v1`` of this server opens without a warning and continues here."""
     monkeypatch.setenv("OPENAI_BASE_URL", f"{page.url}/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "test")
-    name = use_elsewhere(page, model.format(page.url.replace("127.0.0.1", host)))
+    name = create_elsewhere(page, model.format(page.url.replace("127.0.0.1", host)))
     monkeypatch.delenv("OPENAI_API_KEY")
     assert "data-model-problem" not in page.client.get(f"/conversations/{name}").text
     turn = page.post(f"/api/conversations/{name}/turns", text="What is my name?")
@@ -131,20 +127,9 @@ def test_practice_model_of_another_server_continues_here(
     page: PageServer, kedge_server: TestServer
 ) -> None:
     """A conversation with a practice model over the Chat Completions API continues with that of the page."""
-    name = use_elsewhere(page, f"chat:{kedge_server.base_url}#practice")
+    name = create_elsewhere(page, f"chat:{kedge_server.base_url}#practice")
     sent = len(kedge_server.requests)
     assert "data-model-problem" not in page.client.get(f"/conversations/{name}").text
     turn = page.post(f"/api/conversations/{name}/turns", text="What is my name?")
     assert turn["text"] == "Your name is Ada."
     assert len(kedge_server.requests) == sent
-
-
-def use_elsewhere(page: PageServer, model: str) -> str:
-    """Create a conversation with another program that uses the store of the page."""
-
-    async def work(service: ConversationService) -> str:
-        async with Conversation(model, store=service.store) as conversation:
-            await conversation.send("My name is Ada.")
-            return conversation.id
-
-    return page.run(work)

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import pytest
 
-from kedge.conversation import Conversation
 from kedge.store import ProxiedRequest
 from kedge.turns import image, user
 from kedge.web.service import ConversationService
@@ -94,15 +93,10 @@ def test_conversation_is_readable_without_scripts(page: PageServer) -> None:
 
 def test_stored_images_are_shown_and_remote_ones_linked(page: PageServer) -> None:
     """Stored images are shown; remote images are linked and not loaded."""
-
-    async def work(service: ConversationService) -> str:
-        conversation = await Conversation.create(service.models.engine, store=service.store)
-        parts = ["Look", image(PIXEL), image("https://evil.example/pixel.png")]
-        await conversation.append(user(parts))
-        await conversation.append(user([image("data:image/svg+xml;base64,PHN2Zy8+")]))
-        return conversation.id
-
-    html = page.client.get(f"/conversations/{page.run(work)}").text
+    parts = ["Look", image(PIXEL), image("https://evil.example/pixel.png")]
+    drawing = image("data:image/svg+xml;base64,PHN2Zy8+")
+    name = page.create_conversation(blocks=[user(parts), user([drawing])])
+    html = page.client.get(f"/conversations/{name}").text
     assert html.count("<img") == 1
     assert re.search(r'src="/conversations/[^"]+/attachments/blk_[0-9a-f]+/[0-9]"', html)
     assert 'href="https://evil.example/pixel.png"' in html
@@ -158,18 +152,25 @@ def test_dashboard_of_an_empty_page(empty_page: PageServer) -> None:
         assert html.count("<figure") == 10
 
 
-def test_healed_and_lost_responses_are_shown(empty_page: PageServer) -> None:
-    """Healing is shown on the plan card, in the graph and on the dashboard."""
-    name = empty_page.create_conversation("First")
-    empty_page.faults.set("forget_all", times=1)
-    empty_page.post(f"/api/conversations/{name}/turns", text="Second")
-    nodes = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]
-    assert [node["marks"] for node in nodes] == [["lost"], ["failed"], ["full", "head"]]
-    text = page_text(empty_page.client.get(f"/conversations/{name}/plans/{nodes[2]['node']}").text)
-    assert "The server no longer had the earlier response" in text
-    lost = page_text(empty_page.client.get(f"/conversations/{name}/plans/{nodes[0]['node']}").text)
-    assert "cannot use it: the server no longer has this response" in lost
-    assert "healed: gone" in empty_page.client.get("/dashboard").text
+def test_healed_and_lost_responses_are_shown(tmp_path: Path) -> None:
+    """Healing is shown on the plan cards, with stored bodies, in the graph and on the dashboard."""
+    with serve_page(tmp_path, keep_bodies=True) as page:
+        name = page.create_conversation("First")
+        page.faults.set("forget_all", times=1)
+        body = {"text": "Second", "stream": True}
+        assert page.client.post(f"/api/conversations/{name}/turns", json=body).is_success
+        nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+        assert [node["marks"] for node in nodes] == [["lost"], ["failed"], ["full", "head"]]
+        lost, rejected, healed = (
+            page.client.get(f"/conversations/{name}/plans/{node['node']}").text for node in nodes
+        )
+        assert "cannot use it: the server no longer has this response" in page_text(lost)
+        assert "previous_response_id" in rejected
+        assert "status 400" in rejected
+        assert "The server no longer had the earlier response" in page_text(healed)
+        assert "&#34;model&#34;: &#34;practice&#34;" in healed
+        assert "event: response.completed" in healed
+        assert "healed: gone" in page.client.get("/dashboard").text
 
 
 async def _run_refine(service: ConversationService) -> str:

@@ -7,9 +7,7 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, expect
 
-from kedge.conversation import Conversation
 from kedge.turns import assistant
-from kedge.web.service import ConversationService
 from web.browser.chromium import WatchedTab, open_context
 from web.conftest import PageServer, serve_page
 
@@ -32,12 +30,7 @@ RULES = {"light": {}, "dark": {"runOnly": {"type": "rule", "values": COLOR_RULES
 """The dark scheme changes colors and one icon, at any width, so the rules about anything else are run in light."""
 
 
-async def create_code(service: ConversationService) -> str:
-    """Create a conversation with a code block, which the browser highlights."""
-    code = "# a comment\ndef area(radius: float) -> str:\n    return 'text' if radius > 1.5 else None\n"
-    conversation = Conversation(service.models.engine, store=service.store)
-    await conversation.append(assistant(f"```python\n{code}```"))
-    return conversation.id
+CODE = "# a comment\ndef area(radius: float) -> str:\n    return 'text' if radius > 1.5 else None\n"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +44,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
         page.faults.set("status=400", times=1)
         page.client.post(f"{path}/turns", json={"text": "This fails"})
         page.faults.clear()
-        code = page.run(create_code)
+        code = page.create_conversation(blocks=[assistant(f"```python\n{CODE}```")])
         steps = [{"name": "sum", "prompt": "What is 1+1?"}]
         workflow = page.post("/api/workflows", kind="steps", steps=steps)["id"]
         for _ in range(2):

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from kedge.conversation import Conversation
 from kedge.turns import assistant, user
-from kedge.web.service import ConversationService
 from web.browser.conftest import OpenTab
 from web.conftest import PageServer
 
@@ -21,19 +19,6 @@ PHONE = {"viewport": {"width": 390, "height": 800}, "is_mobile": True, "has_touc
 def settings() -> dict[str, Any]:
     """Return the settings of a context that may read the clipboard."""
     return {"permissions": ["clipboard-read", "clipboard-write"]}
-
-
-def write_blocks(page: PageServer, *blocks: Any) -> str:
-    """Create a conversation with these blocks and return its id."""
-
-    async def work(service: ConversationService) -> str:
-        conversation = await Conversation.create(
-            service.models.engine, store=service.store, title="Code"
-        )
-        await conversation.append(*blocks)
-        return conversation.id
-
-    return page.run(work)
 
 
 def read_theme(tab: Page) -> str:
@@ -69,7 +54,8 @@ def test_answer_is_regenerated_on_a_new_branch(page: PageServer, open_tab: OpenT
 
 def test_answer_and_code_are_copied(page: PageServer, open_tab: OpenTab) -> None:
     """An answer is copied as Markdown, a code block without its fences."""
-    tab = open_tab(page, f"/conversations/{write_blocks(page, user('How?'), assistant(ANSWER))}")
+    name = page.create_conversation(blocks=[user("How?"), assistant(ANSWER)])
+    tab = open_tab(page, f"/conversations/{name}")
     answer = tab.locator(".said.assistant")
     answer.hover()
     answer.get_by_role("button", name="Copy", exact=True).click()

@@ -3,9 +3,7 @@
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from kedge.conversation import Conversation
 from kedge.turns import assistant, image, opaque, reasoning, system, tool_call, tool_result, user
-from kedge.web.service import ConversationService
 from web.browser.chromium import WatchedTab
 from web.browser.conftest import OpenTab, send
 from web.conftest import PageServer, serve_page
@@ -158,13 +156,6 @@ def test_dark_theme_is_remembered(page: PageServer, open_tab: OpenTab) -> None:
     assert ground() == "rgb(250, 250, 249)"
 
 
-async def _call_tool_with_long_name(service: ConversationService, name: str) -> None:
-    conversation = await Conversation.open(service.models.engine, store=service.store, id=name)
-    await conversation.append(
-        tool_call("n" * 64, "{}", call_id="call_1"), tool_result("call_1", "done")
-    )
-
-
 NARROW = {"viewport": {"width": 375, "height": 720}, "is_mobile": True, "has_touch": True}
 
 
@@ -178,9 +169,9 @@ MENUS = {
 @pytest.mark.parametrize("settings", [NARROW])
 def test_pages_fit_a_narrow_screen(page: PageServer, open_tab: OpenTab) -> None:
     """No page scrolls horizontally on a narrow screen, menus are visible, and a message can be sent there."""
-    name = page.create_conversation("What is 2+3?", "Please call add with a=2 and b=3", "x" * 300)
-    page.client.patch(f"/api/conversations/{name}", json={"tags": ["t" * 300]})
-    page.run(lambda service: _call_tool_with_long_name(service, name))
+    called = tool_call("n" * 64, "{}", call_id="call_1"), tool_result("call_1", "done")
+    messages = "What is 2+3?", "Please call add with a=2 and b=3", "x" * 300
+    name = page.create_conversation(*messages, blocks=[user("Hello"), *called], tags=["t" * 300])
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
     page.post(f"/api/conversations/{name}/turns", text="Other", at=nodes[0]["node"])
     compare = f"left={nodes[1]['node']}&right={nodes[-1]['node']}"
@@ -213,26 +204,21 @@ HOSTILE = """<script>alert('script')</script><img src=x onerror="alert('image')"
 """
 
 
-async def _create_hostile(service: ConversationService) -> tuple[str, str]:
+def create_hostile(page: PageServer) -> tuple[str, str]:
     """Create a conversation that can be continued, and one that a strict server would reject."""
-    conversation = await Conversation.create(
-        service.models.engine, store=service.store, title=HOSTILE, tags=[HOSTILE]
-    )
-    called = tool_call("add", HOSTILE, call_id="call_1")
-    reasoning_block = reasoning(summary=[HOSTILE])
-    text = [system(HOSTILE), user(HOSTILE), reasoning_block, called, tool_result("call_1", HOSTILE)]
-    await conversation.append(*text, assistant(HOSTILE))
-    await conversation.send(HOSTILE)
-    worse = await Conversation.create(service.models.engine, store=service.store, title=HOSTILE)
+    called = tool_call("add", HOSTILE, call_id="call_1"), tool_result("call_1", HOSTILE)
+    texts = [system(HOSTILE), user(HOSTILE), reasoning(summary=[HOSTILE]), *called]
+    blocks = [*texts, assistant(HOSTILE)]
+    name = page.create_conversation(HOSTILE, title=HOSTILE, tags=[HOSTILE], blocks=blocks)
     named = tool_call(HOSTILE, HOSTILE, call_id=HOSTILE)
     odd = opaque({"type": HOSTILE, HOSTILE: HOSTILE})
-    await worse.append(user([HOSTILE, image("javascript:alert(1)")]), named, odd)
-    return conversation.id, worse.id
+    worse = [user([HOSTILE, image("javascript:alert(1)")]), named, odd]
+    return name, page.create_conversation(title=HOSTILE, blocks=worse)
 
 
 def test_hostile_content_is_inert(page: PageServer, open_tab: OpenTab) -> None:
     """HTML and scripts in every text field neither run nor load anything."""
-    names = page.run(_create_hostile)
+    names = create_hostile(page)
     tab = open_tab(page, "/")
     for name in reversed(names):
         tab.goto(page.url + f"/conversations/{name}")
