@@ -136,22 +136,14 @@ async def test_damaged_states_of_version_1_never_raise(open_chat: OpenChat) -> N
 
 
 @pytest.mark.parametrize("api", ["chat", "anthropic"])
-async def test_items_of_another_api_are_left_out(
+async def test_blocks_that_cannot_be_sent_are_left_out(
     server: TestServer, api: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A state of version 1 with items that an API cannot express is continued without them, with a note."""
-    async with open_chat_of(server, api) as chat:
-        state = make_state(chat.provider, [MESSAGES[0], MESSAGES[9], MESSAGES[10]])
-        assert await check_state(chat, state)
-    assert "2 blocks of a state cannot be sent" in caplog.text
-
-
-async def test_blocks_of_a_newer_kedge_are_left_out(
-    open_chat: OpenChat, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A state with a kind of block that is not known here is continued without it, with a note."""
-    chat = open_chat()
+    """A state with items that an API cannot express, or unknown blocks, is continued without them, with a note."""
     unknown = UnknownBlock({"kind": "dream"})  # pyright: ignore[reportArgumentType]
-    state = encode_state(ChatState(chat.provider, (user("Hello"), unknown), 2))
-    assert await check_state(chat, state)
-    assert "1 block of a state cannot be sent" in caplog.text
+    async with open_chat_of(server, api) as chat:
+        items = make_state(chat.provider, [MESSAGES[0], MESSAGES[9], MESSAGES[10]])
+        newer = encode_state(ChatState(chat.provider, (user("Hello"), unknown), 2))
+        for state, omitted in ((items, "2 blocks"), (newer, "1 block")):
+            assert await check_state(chat, state)
+            assert f"{omitted} of a state cannot be sent" in caplog.text

@@ -215,16 +215,17 @@ def test_earlier_summary_is_included_in_the_new_one() -> None:
 
 
 @for_each(
-    ("answer", "note"),
+    ("answer", "blocks", "note"),
     [
-        ("fail", "the summary call failed (ServerFailed); nothing was cut"),
-        ("", "the summary is empty or no shorter than what it summarizes; nothing was cut"),
+        ("fail", (), "the summary call failed (ServerFailed); nothing was cut"),
+        ("", (), "the summary is empty or no shorter than what it summarizes; nothing was cut"),
+        ("x", [user("x " * 500), assistant("y")], "there is nothing old enough to summarize"),
     ],
 )
-def test_unusable_summary_is_not_used(answer: str, note: str) -> None:
-    """A failed or empty summary leaves the history unchanged."""
-    result, _ = summarize(answer)
-    assert not result.changed
+def test_unusable_summary_is_not_used(answer: str, blocks: list[Block], note: str) -> None:
+    """A failed or empty summary leaves the history unchanged, and one exchange is not summarized."""
+    result, oracle = summarize(answer, tuple(blocks))
+    assert (result.changed, len(oracle.turns)) == (False, 0 if blocks else 1)
     assert result.notes == (note,)
 
 
@@ -278,13 +279,6 @@ def test_summary_without_an_engine_is_reported() -> None:
     """Without an engine no summary is created, and a note reports it."""
     result = compact_now(SummarizingCompactor(200, 60), make_exchanges(20))
     assert result.notes == ("the summary call failed (KedgeError); nothing was cut",)
-
-
-def test_single_exchange_is_not_summarized() -> None:
-    """A history of one exchange is not summarized, because it has no old blocks."""
-    result, oracle = summarize(blocks=(user("x " * 500), assistant("y")))
-    assert result.notes == ("there is nothing old enough to summarize",)
-    assert oracle.turns == []
 
 
 def test_summary_model_can_be_configured() -> None:

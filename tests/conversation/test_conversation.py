@@ -436,16 +436,17 @@ async def test_key_runs_once(
 async def test_send_at_another_node_moves_the_head_after_its_answer(
     store: Store, conversation: Conversation, kedge_server: TestServer
 ) -> None:
-    """If a request at another node fails, the head does not move."""
+    """If a request at another node, response or block fails, the head does not move."""
     first = await conversation.send("My name is Ada.")
     second = await conversation.send("My name is Bo.")
     kedge_server.faults.set("status=500", times=1)
     with pytest.raises(errors.KedgeError):
         await conversation.send("What is my name?", at=first.node)
     assert (await store.conversation(conversation.id)).head == conversation.head == second.node
-    third = await conversation.send("What is my name?", at=first.node)
-    assert third.text == "Your name is Ada."
-    assert (await store.conversation(conversation.id)).head == conversation.head == third.node
+    for at in (first.node, first.response_id, first.turn[-1].id):
+        reply = await conversation.send("What is my name?", at=at)
+        assert reply.text == "Your name is Ada."
+        assert (await store.conversation(conversation.id)).head == conversation.head == reply.node
 
 
 async def test_concurrent_sends_with_one_key_run_once(

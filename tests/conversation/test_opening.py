@@ -367,17 +367,6 @@ def test_sync_store(tmp_path: Path) -> None:
         run_sync(open_store(tmp_path / "bad.db"))
 
 
-async def test_position_of_a_message(store: Store) -> None:
-    """``at=`` of `send` accepts a node, a response and a block, as `fork` and `goto` do."""
-    conversation = Conversation("practice", store=store)
-    first = await conversation.send("My name is Ada.")
-    for at in (first.node, first.response_id, first.turn[-1].id):
-        await conversation.send("My name is Bob.")
-        reply = await conversation.send("What is my name?", at=at)
-        assert reply.text == "Your name is Ada."
-        assert [block.text for block in reply.turn[:1]] == ["My name is Ada."]
-
-
 def test_sync_has_every_method_and_property() -> None:
     """Whatever a conversation has, its sync form has too; opening and closing are ``with`` and ``close``."""
     static = {"create", "open", "list", "search", "import_"}

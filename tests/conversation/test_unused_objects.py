@@ -55,9 +55,13 @@ async def list_ids(store: Store) -> list[str]:
 
 
 async def test_objects_that_nothing_continues_are_deleted_after_a_day(
-    store: Store, conversation: Conversation, engine: ResponsesEngine, server: TestServer
+    store: Store,
+    conversation: Conversation,
+    engine: ResponsesEngine,
+    server: TestServer,
+    kedge_server: TestServer,
 ) -> None:
-    """An object whose stream was left is deleted; those of conversations, forks and others are not."""
+    """An object whose stream was left is deleted by an engine of its server; those of conversations are not."""
     left = await leave_stream(engine, conversation)
     await conversation.send("Two")
     fork = await conversation.fork()
@@ -68,6 +72,9 @@ async def test_objects_that_nothing_continues_are_deleted_after_a_day(
     add_days(store, 2)
     (unused,) = await store.list_unused_objects()
     assert (unused.scope, unused.id) == (engine.scope, left)
+    async with open_engine(kedge_server, mode="conversation") as other:
+        assert await delete_unused_objects(other, store) == {}
+    assert has_object(server, left)
     assert await delete_unused_objects(engine, store) == {unused: ""}
     assert await store.list_unused_objects() == []
     assert not has_object(server, left)
@@ -192,21 +199,6 @@ async def test_a_conversation_is_deleted_without_its_server(
     (problem,) = (await delete_unused_objects(engine, store)).values()
     assert "could not reach the server" in problem
     assert await list_ids(store) == [get_object(conversation)]
-
-
-async def test_objects_of_another_server_are_not_deleted(store: Store) -> None:
-    """An engine deletes the objects of its own scope only."""
-    with serve() as server, serve() as second:
-        async with (
-            open_engine(server, mode="conversation") as engine,
-            open_engine(second, mode="conversation") as other,
-        ):
-            conversation = await Conversation.create(engine, store=store)
-            await conversation.send("One")
-            await store.delete(conversation.row)
-            assert await delete_unused_objects(other, store) == {}
-            assert await list_ids(store) == [get_object(conversation)]
-            assert has_object(server, get_object(conversation))
 
 
 async def test_an_object_that_is_to_be_deleted_cannot_be_claimed(

@@ -109,13 +109,9 @@ def test_a_price_applies_from_its_date(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_file_is_rejected(text: str, message: str, tmp_path: Path) -> None:
-    """An invalid price file raises ``InvalidSetting`` with the position of the mistake."""
+    """An invalid price file raises ``InvalidSetting`` with the position of the mistake; a missing one is not empty."""
     with pytest.raises(InvalidSetting) as exc_info:
         load_table(tmp_path, text)
     assert message in str(exc_info.value)
-
-
-def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
-    """A missing price file raises an error and does not count as empty."""
     with pytest.raises(InvalidSetting, match="cannot be read"):
         load_prices(tmp_path / "none.toml")
