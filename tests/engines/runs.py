@@ -47,6 +47,11 @@ async def collect_events(engine: Engine, turn: Turn, **options: Any) -> tuple[Tu
     return stream.turn, events
 
 
+async def talk(engine: Engine, turn: Turn, text: str, **options: Any) -> tuple[Turn, list[Event]]:
+    """Send a message; return the Turn with the answer, and the events."""
+    return await collect_events(engine, turn.append(user(text)), **options)
+
+
 async def read_until(stream: RunStream[Any], kind: type[Event] = TextDelta) -> None:
     """Read a stream up to the first event of a kind."""
     async for event in stream:

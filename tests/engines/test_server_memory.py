@@ -8,7 +8,7 @@ import pytest
 
 from engines.fake_server import serve_handler
 from engines.memory_server import ORDINARY, EvidenceStore, FakeClock, MemoryServer
-from engines.runs import collect_events, list_reasons
+from engines.runs import list_reasons, talk
 from for_each import for_each
 from kedge.engines import Engine, ResponsesEngine
 from kedge.errors import InvalidSetting, ServerFailed
@@ -37,16 +37,6 @@ async def open_memory_engine(
             yield engine
 
 
-async def send(
-    engine: Any, turn: Turn, text: str, *, streaming: bool = True, **options: Any
-) -> tuple[Turn, list[Event]]:
-    """Send a message; return the finished Turn and the events."""
-    answer, events = await collect_events(
-        engine, turn.append(user(text)), streaming=streaming, **options
-    )
-    return answer, events
-
-
 def is_coherent(server: MemoryServer, turn: Turn) -> bool:
     """Return whether the model's context equals the Turn before its answer."""
     return normalize_items(server.contexts[-1]) == expected_context(turn)
@@ -68,7 +58,7 @@ async def send_messages(
     """Send ordinary messages; return the Turn and the number of wrong answers that were shown."""
     turn, wrong = Turn(), 0
     for number in range(count):
-        turn, _ = await send(engine, turn, ORDINARY.format(number), streaming=streaming)
+        turn, _ = await talk(engine, turn, ORDINARY.format(number), streaming=streaming)
         wrong += not is_coherent(server, turn)
     return turn, wrong
 
@@ -95,7 +85,7 @@ async def test_answer_of_an_unproven_server_is_held_back() -> None:
     async with open_memory_engine(server) as engine:
         turn, _ = await send_messages(server, engine, 2)
         server.bodies.clear()
-        turn, events = await send(engine, turn, "Short?")
+        turn, events = await talk(engine, turn, "Short?")
         assert is_chained(server.bodies[0])
         assert not is_chained(server.bodies[1])
         assert server.bodies[1]["store"] is False
@@ -112,7 +102,7 @@ async def test_chain_limit_is_learned(streaming: bool) -> None:
     async with open_memory_engine(server, clock=FakeClock()) as engine:
         turn, wrong, flagged, healed = Turn(), 0, 0, 0
         for number in range(40):
-            turn, events = await send(engine, turn, f"Line {number}", streaming=streaming)
+            turn, events = await talk(engine, turn, f"Line {number}", streaming=streaming)
             wrong += not is_coherent(server, turn)
             flagged += any(isinstance(event, ServerForgot) for event in events)
             if count_healed(events):
@@ -142,8 +132,8 @@ async def test_a_list_is_no_proof_after_counts_of_another_kind_of_request() -> N
     """A server that lists items without using them is not believed if any response had a count."""
     server = MemoryServer(cap=0)
     async with open_memory_engine(server, verify_every=1, clock=FakeClock()) as engine:
-        turn, _ = await send(engine, Turn(), ORDINARY.format(1), streaming=False)
-        turn, _ = await send(
+        turn, _ = await talk(engine, Turn(), ORDINARY.format(1), streaming=False)
+        turn, _ = await talk(
             engine, turn, ORDINARY.format(2), tools=[{"type": "function", "name": "f"}]
         )
         assert is_coherent(server, turn)
@@ -159,7 +149,7 @@ async def test_correct_server_is_never_healed(usage: str, text: str) -> None:
     async with open_memory_engine(server, known_server=KnownServer(remembers=True)) as engine:
         turn, _ = await send_messages(server, engine, 5)
         for _ in range(3):
-            turn, events = await send(engine, turn, text.format(1))
+            turn, events = await talk(engine, turn, text.format(1))
             assert not any(isinstance(event, Healed | ServerForgot) for event in events)
 
 
@@ -171,7 +161,7 @@ async def test_missing_ancestor_is_a_difference() -> None:
         first = get_state(turn).anchors[0].response_id
         del server.stored[first]
         assert (await engine.verify(turn)).agrees is False
-        turn, _ = await send(engine, turn, "And?")
+        turn, _ = await talk(engine, turn, "And?")
         assert is_coherent(server, turn)
         assert not is_chained(server.bodies[-1])
 
@@ -209,7 +199,7 @@ async def test_changed_instructions_cause_a_full_send() -> None:
         server.stored.clear()
         changed = turn.insert(0, system("Be brief."))
         assert engine.plan(changed.append(user("And?"))).fallback == "untrusted"
-        await send(engine, changed, "And?")
+        await talk(engine, changed, "And?")
     assert not is_chained(server.bodies[-1])
     assert len(server.contexts[-1]) == len(turn) + 1
 
@@ -241,10 +231,10 @@ async def test_engine_continues_after_its_evidence_store_is_closed() -> None:
     async with open_memory_engine(MemoryServer()) as engine:
         await engine.attach_evidence(first)
         first.is_closed = True
-        turn, _ = await send(engine, Turn(), ORDINARY.format(1))
+        turn, _ = await talk(engine, Turn(), ORDINARY.format(1))
         assert (len(turn), first.saved) == (2, {})
         await engine.attach_evidence(second)
-        await send(engine, turn, ORDINARY.format(2))
+        await talk(engine, turn, ORDINARY.format(2))
     assert second.saved
 
 
@@ -259,7 +249,7 @@ async def test_requests_for_other_models_while_evidence_is_saved() -> None:
     store = SlowStore()
     async with open_memory_engine(MemoryServer()) as engine:
         await engine.attach_evidence(store)
-        turn, _ = await send(engine, Turn(), ORDINARY.format(1))
+        turn, _ = await talk(engine, Turn(), ORDINARY.format(1))
     assert len(turn) == 2
     assert store.saved
 
@@ -274,8 +264,8 @@ async def test_server_that_fails_chained_requests_gets_full_ones(streaming: bool
         server.fails_chained = True
         for _ in range(2):
             with pytest.raises(ServerFailed):
-                await send(engine, turn, ORDINARY.format(6), streaming=streaming)
-        turn, events = await send(engine, turn, ORDINARY.format(6), streaming=streaming)
+                await talk(engine, turn, ORDINARY.format(6), streaming=streaming)
+        turn, events = await talk(engine, turn, ORDINARY.format(6), streaming=streaming)
         assert [event.reason for event in events if isinstance(event, ModeChanged)] == ["fails"]
         assert not is_chained(server.bodies[-1])
         assert is_coherent(server, turn)
@@ -283,7 +273,7 @@ async def test_server_that_fails_chained_requests_gets_full_ones(streaming: bool
         assert "with server errors" in plans[0].explain()
         server.fails_chained = False
         clock.now += BASE_COOLDOWN
-        turn, events = await send(engine, turn, ORDINARY.format(7), streaming=streaming)
+        turn, events = await talk(engine, turn, ORDINARY.format(7), streaming=streaming)
         assert is_chained(server.bodies[-1])
         assert is_coherent(server, turn)
         assert count_healed(events) == 0

@@ -17,8 +17,8 @@ from engines.fake_server import (
     stream_response,
 )
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
-from engines.runs import collect_events
-from kedge.engines import Engine, ResponsesEngine
+from engines.runs import talk
+from kedge.engines import ResponsesEngine
 from kedge.events import Event
 from kedge.events.run import Healed, ModeChanged, ServerForgot
 from kedge.incremental import chain, chain_report, exchange
@@ -80,11 +80,6 @@ class CountingServer:
         parent = {"previous_response_id": body.get("previous_response_id")}
         response = complete_response(f"resp_{number}", *output, usage=usage, **parent)
         return stream_response(response) if body.get("stream") else json_response(response)
-
-
-async def talk(engine: Engine, turn: Turn, text: str, **options: Any) -> tuple[Turn, list[Event]]:
-    """Send a message; return the finished Turn and the events."""
-    return await collect_events(engine, turn.append(user(text)), **options)
 
 
 def connect_engine(url: str, **settings: Any) -> ResponsesEngine:

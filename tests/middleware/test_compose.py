@@ -1,4 +1,4 @@
-"""Tests of the composition of middleware and of the trace of its changes."""
+"""Tests of the composition of middleware, of the trace of its changes, and of system prompts."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -16,12 +16,13 @@ from kedge.middleware import (
     redact,
     repair,
     retry,
+    system_prompt,
     tools,
     two_phase,
     with_middleware,
 )
 from kedge.tools import tool
-from kedge.turns import Turn, assistant, user
+from kedge.turns import Turn, assistant, system, user
 from middleware.scripted_engine import ScriptedEngine, run_stack
 
 
@@ -149,3 +150,30 @@ async def test_a_function_of_the_turn_returns_tools() -> None:
     chat = Chat(ScriptedEngine(), tools=cast("Any", len))
     with pytest.raises(InvalidSetting, match=r"tools must be a list of functions.*not int"):
         await chat.chat_with_state(None, "hi")
+
+
+async def test_every_prompt_of_a_stack_is_sent() -> None:
+    """Prompts follow each other, the outermost first, and each replaces only its own."""
+    engine = ScriptedEngine([assistant("a")], [assistant("b")])
+    texts = iter(["one", "two"])
+    base = with_middleware(engine, system_prompt("base"))
+    stack = with_middleware(base, system_prompt("first"), system_prompt(lambda _: next(texts)))
+    turn = await stack.run(Turn([system("mine"), user("hi")]))
+    await stack.run(turn.append(user("again")))
+    prompts = [[str(block.content[1]) for block in sent.leading] for sent in engine.turns]
+    assert prompts == [["first", "one", "base", "mine"], ["first", "two", "base", "mine"]]
+
+
+def test_a_prompt_is_a_text_or_a_function() -> None:
+    """Any other value is rejected when the middleware is made."""
+    with pytest.raises(InvalidSetting, match="a system prompt must be a text"):
+        system_prompt(cast("str", None))
+
+
+async def test_function_must_return_a_text() -> None:
+    """The error names the function of the prompt, before anything is sent."""
+    engine = ScriptedEngine([assistant("a")])
+    stack = with_middleware(engine, system_prompt(lambda _: cast("str", None)))
+    with pytest.raises(InvalidSetting, match="function of a system prompt must return a text"):
+        await stack.run(Turn([user("hi")]))
+    assert not engine.turns

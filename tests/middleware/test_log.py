@@ -1,4 +1,4 @@
-"""Tests of the log middleware: its levels, its fields, and the absence of content."""
+"""Tests of the log middleware, which writes no content, and of listeners for the ids of responses."""
 
 import logging
 
@@ -6,8 +6,9 @@ import pytest
 
 from for_each import for_each
 from kedge.errors import EngineError
+from kedge.events import TextDelta
 from kedge.events.run import FellBack, Healed, ModeChanged, ServerForgot
-from kedge.middleware import log, with_middleware
+from kedge.middleware import log, on_response_started, with_middleware
 from kedge.middleware.log import describe_event
 from kedge.observe import TRACE
 from kedge.turns import Turn, assistant, user
@@ -41,3 +42,26 @@ async def test_the_log_records_requests_without_content(caplog: pytest.LogCaptur
 def test_important_events_are_warnings(event: object) -> None:
     """Fallbacks, healing, mode changes and lost responses are logged as warnings."""
     assert describe_event(event)[0] == logging.WARNING  # type: ignore[arg-type]
+
+
+async def test_the_listener_receives_the_id_before_the_answer() -> None:
+    """A sync or async listener is called once per response, before the first text; its result is ignored."""
+    received: list[str] = []
+
+    async def listen(response_id: str) -> None:
+        received.append(response_id)
+
+    def listen_and_count(response_id: str) -> int:
+        received.append(response_id)
+        return len(received)
+
+    for listener in (listen, received.append, listen_and_count):
+        received.clear()
+        engine = ScriptedEngine([assistant("a")])
+        async with with_middleware(engine, on_response_started(listener)).stream(
+            Turn([user("hi")])
+        ) as stream:
+            async for event in stream:
+                if isinstance(event, TextDelta):
+                    assert received == ["resp_1"]
+        assert received == ["resp_1"]

@@ -1,6 +1,5 @@
 """Declaration and counting of metrics, and their exposition format, checked with parsers of Prometheus."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -40,21 +39,6 @@ def test_counters_add_up_by_label() -> None:
         count("responses_fallback_total", conversation_id="conv_1")
     labels = {label for metric in METRICS.values() for label in metric.labels}
     assert not labels & {"id", "conversation", "conversation_id", "response_id", "text", "turn"}
-
-
-def test_counting_is_thread_safe() -> None:
-    """Counts from several threads are all included."""
-
-    def many() -> None:
-        for _ in range(500):
-            count("responses_chained_requests_total")
-
-    threads = [threading.Thread(target=many) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert snapshot()["responses_chained_requests_total"] == {(): (2000, 2000.0)}
 
 
 def test_every_metric_is_documented_with_its_labels() -> None:
