@@ -410,8 +410,9 @@ SECRET = b'{"version": 2, "blocks": ["my name is Ada Lovelace"]}'
 
 def test_encrypted_bytes() -> None:
     """Bytes are recognized by their prefix and decrypted only unchanged and with the same key."""
-    sealer = FernetCipher(new_key())
-    encrypted = sealer.encrypt(SECRET)
+    key = new_key()
+    sealer = FernetCipher(key)
+    encrypted = FernetCipher(key.encode()).encrypt(SECRET)
     assert sealer.decrypt(encrypted) == SECRET
     assert b"Ada Lovelace" not in encrypted
     assert (is_encrypted(encrypted), is_encrypted(SECRET)) == (True, False)
