@@ -61,6 +61,12 @@ def item_event(kind: str, item: Message, at: int = 0) -> Message:
     return {"type": f"response.output_item.{kind}", "output_index": at, "item": item}
 
 
+def message_item(text: str, item_id: str = "m", **more: Any) -> Message:
+    """Return a message of the model."""
+    content = [{"type": "output_text", "text": text}]
+    return {"type": "message", "id": item_id, "role": "assistant", "content": content, **more}
+
+
 def response_event(kind: str, **response: Any) -> Message:
     """Return an event of a response."""
     return {"type": f"response.{kind}", "response": {"id": "resp_1", **response}}

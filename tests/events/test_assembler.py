@@ -10,6 +10,7 @@ from events.streams import (
     decode,
     encode_sse,
     item_event,
+    message_item,
     replay,
     response_event,
 )
@@ -50,12 +51,7 @@ from kedge.turns import (
 COMPLETED = ResponseCompleted("resp_1", status="completed")
 
 
-def message_item(text: str, item_id: str = "msg_1", **more: Any) -> dict[str, Any]:
-    content = [{"type": "output_text", "text": text, "annotations": []}]
-    return {"type": "message", "id": item_id, "role": "assistant", "content": content, **more}
-
-
-def done(text: str, at: int = 0, item_id: str = "msg_1") -> ItemCompleted:
+def done(text: str, at: int = 0, item_id: str = "m") -> ItemCompleted:
     """Return the end of a message."""
     return ItemCompleted(message_item(text, item_id), at)
 
@@ -158,15 +154,15 @@ STREAMS: dict[str, tuple[list[Any], list[Block]]] = {
         [assistant("one"), assistant("two")],
     ),
     "items that are only listed are added at their position": (
-        [TextDelta("hi", "msg_1", 1), done("hi", 1), listing(SEARCH, message_item("hi"))],
+        [TextDelta("hi", "m", 1), done("hi", 1), listing(SEARCH, message_item("hi"))],
         [opaque(SEARCH), assistant("hi")],
     ),
     "a listed item completes one with missing deltas": (
-        [AnomalyNoted("gap"), TextDelta("hel", "msg_1", 0), listing(message_item("hello"))],
+        [AnomalyNoted("gap"), TextDelta("hel", "m", 0), listing(message_item("hello"))],
         [assistant("hello")],
     ),
     "a late or missing delta of a complete item is ignored": (
-        [AnomalyNoted("gap"), AnomalyNoted("late"), TextDelta("h", "msg_1", 0), done("hi")],
+        [AnomalyNoted("gap"), AnomalyNoted("late"), TextDelta("h", "m", 0), done("hi")],
         [assistant("hi")],
     ),
     "items without content create no block, even if they never end": (
@@ -279,7 +275,7 @@ def test_response_that_differs_from_its_stream_is_not_an_anchor(
 @for_each("kind", ["contradiction", "replaced_text"])
 def test_content_anomaly_prevents_an_anchor(kind: Any) -> None:
     """A response with a content anomaly is completed, but not an anchor, as the stored one may differ."""
-    events = [TextDelta("hi", "msg_1", 0), AnomalyNoted(kind, "why"), COMPLETED]
+    events = [TextDelta("hi", "m", 0), AnomalyNoted(kind, "why"), COMPLETED]
     result = assemble(events)
     assert result.completed
     assert result.anchor_problem == "why"

@@ -18,6 +18,7 @@ from events.streams import (
     Message,
     assemble,
     item_event,
+    message_item,
     read_transcript,
     replay,
     response_event,
@@ -278,12 +279,6 @@ def test_surrogates_of_different_parts_are_not_joined() -> None:
         TextDelta("\U0001f600", "b", 0),
         RefusalDelta("\U0001f600", "a", 0),
     ]
-
-
-def message_item(text: str) -> Message:
-    """Return a message of the model."""
-    content = [{"type": "output_text", "text": text}]
-    return {"type": "message", "id": "m", "role": "assistant", "content": content}
 
 
 def numbered_deltas(*numbers: int) -> list[Message]:

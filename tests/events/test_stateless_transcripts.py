@@ -12,10 +12,8 @@ from events.recorded_streams import (
     DECODERS,
     EXPECTED,
     PATHS,
-    REASONING_TEXT,
     SIX,
     Decoder,
-    block_contents,
     block_text,
     decode,
     decode_outcome,
@@ -240,44 +238,6 @@ def test_provider_specific_members_are_stored_on_the_block() -> None:
     assert redacted.extra["item"] == {"anthropic": "redacted"}
     assert not encrypted.extra
     assert cited.content[0].extra["citations"][0]["encrypted_index"] == "Eo8B"  # type: ignore[attr-defined]
-
-
-BOTH_CALLS = [
-    call_delta("get_weather", BERN, id="call_alpha", type="function"),
-    call_delta("get_time", '{"zone":"CET"}', id="call_beta", type="function"),
-]
-BOTH = {"role": "assistant", "content": "Both.", "refusal": None, "tool_calls": BOTH_CALLS}
-REASONED = {"content": "It is 4", "reasoning_content": REASONING_TEXT}
-THINKING = {"type": "thinking", "thinking": REASONING_TEXT, "signature": "EqQBCgIYAhIM1sig=="}
-CITY = {"city": "Zürich"}
-CITY_CALL = {"type": "tool_use", "id": "toolu_01A", "name": "get_weather", "input": CITY}
-WHOLE_RESPONSES: dict[str, tuple[dict[str, Any] | list[dict[str, Any]], str | None]] = {
-    "chat/parallel_calls": (BOTH, "tool_calls"),
-    "chat/deepseek": (REASONED, None),
-    "chat/length": ({"content": "Once upon a"}, "length"),
-    "anthropic/thinking_and_call": (
-        [THINKING, {"type": "text", "text": "Let me see."}, CITY_CALL],
-        "tool_use",
-    ),
-    "anthropic/max_tokens": ([{"type": "text", "text": "Once upon a"}], "max_tokens"),
-    "anthropic/refusal_at_once": ([], "refusal"),
-}
-"""The content of some streams, and the reason of its end."""
-
-
-@for_each("name", WHOLE_RESPONSES)
-def test_a_complete_answer_equals_its_stream(name: str) -> None:
-    """Blocks and status are the same for a complete answer and its stream."""
-    content, reason = WHOLE_RESPONSES[name]
-    response = {"id": "1", "content": content, "stop_reason": reason}
-    if name.startswith("chat"):
-        ending = {"finish_reason": reason} if reason else {}
-        response = {"id": "1", "choices": [{"message": content, **ending}]}
-    complete = assemble(make_decoder(name).feed_whole(response))
-    streamed = decode_outcome(name, read_bytes(name))
-    assert (complete.status, complete.reason) == (streamed.status, streamed.reason)
-    assert block_contents(complete.blocks) == block_contents(streamed.blocks)
-    assert block_contents(complete.whole_blocks) == block_contents(streamed.whole_blocks)
 
 
 HALF = "\ud83d"

@@ -8,6 +8,12 @@ from openai import OpenAI
 from kedge.testing import TestServer
 from normalization import normalize_items
 
+URL = "https://api.openai.com/v1"
+TEXT = {"type": "output_text", "text": "Hello", "annotations": []}
+OUTPUT = [{"id": "m", "type": "message", "role": "assistant", "content": [TEXT]}]
+HISTORY = [{"role": "user", "content": "One"}, *OUTPUT, {"role": "user", "content": "Two"}]
+"""A message, the answer of a server without a model, and the next message."""
+
 
 def message(text: str, role: str = "user") -> dict[str, Any]:
     """Return an input message as programs write it."""

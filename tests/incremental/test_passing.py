@@ -15,17 +15,14 @@ import pytest
 from anyio import CancelScope
 
 from for_each import for_each
+from incremental.programs import HISTORY, OUTPUT, URL
 from kedge.incremental import AnchorIndex, IndexedResponse, MemoryIndex, chain, chain_report
 from kedge.incremental.client import PROBE_SECONDS
 from kedge.incremental.observer import ResponseObserver
 
-URL = "https://api.openai.com/v1"
 OTHER = "https://other.example/v1"
 SSE = {"content-type": "text/event-stream"}
 ANSWER = {"id": "resp_1", "object": "response", "status": "completed", "model": "m"}
-TEXT = {"type": "output_text", "text": "Hello", "annotations": []}
-OUTPUT = [{"id": "m", "type": "message", "role": "assistant", "content": [TEXT]}]
-HISTORY = [{"role": "user", "content": "One"}, *OUTPUT, {"role": "user", "content": "Two"}]
 GONE = {"error": {"message": "gone", "code": "previous_response_not_found", "param": None}}
 
 Respond = Callable[[httpx2.Request], Any]

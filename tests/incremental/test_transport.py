@@ -9,15 +9,9 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI, DefaultAioHttpClient, OpenAI
 
-from incremental.programs import ask, bodies, message, replay
+from incremental.programs import HISTORY, OUTPUT, URL, ask, bodies, message, replay
 from kedge.incremental import chain, chain_report, unchain
 from kedge.testing import TestServer
-
-URL = "https://api.openai.com/v1"
-OUTPUT = [
-    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "1"}]}
-]
-HISTORY = [message("One"), *OUTPUT, message("Two")]
 
 
 class Recorder(httpx2.BaseTransport):

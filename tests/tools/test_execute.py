@@ -37,26 +37,6 @@ async def run_call(toolbox: Toolbox, call: ToolCallBlock, **options: Any) -> Too
     return runs[0]
 
 
-async def test_results_are_in_the_order_of_the_calls() -> None:
-    """Results are in the order of the calls, even if the calls finish in reverse order."""
-    done = [anyio.Event() for _ in range(4)]
-    done[3].set()
-
-    async def after(i: int) -> int:
-        await done[i + 1].wait()
-        done[i].set()
-        return i
-
-    finished: list[str] = []
-    calls = [tool_call("after", {"i": i}, call_id=f"c{i}") for i in range(3)]
-    with anyio.fail_after(300):
-        results = await run_calls(
-            Toolbox(after), calls, on_run=lambda run: finished.append(run.call_id)
-        )
-    assert [result.call_id + result.text for result in results] == ["c00", "c11", "c22"]
-    assert finished == ["c2", "c1", "c0"]
-
-
 async def test_sync_functions_run_concurrently_in_threads() -> None:
     """Two sync functions wait for each other in separate threads and see the caller's context variables."""
     barrier = threading.Barrier(2, timeout=300)

@@ -92,11 +92,9 @@ def message(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "c"}
-SUMMARY = {"type": "summary_text", "text": "s"}
 TEXT = {"type": "input_text", "text": "a"}
 ANSWER = {"type": "output_text", "text": "a"}
 IMAGE: dict[str, Any] = {"type": "input_image", "image_url": "u"}
-FILE = {"type": "input_file", "file_data": "d", "filename": "n"}
 ITEMS: list[tuple[dict[str, Any], turns.Block]] = [
     ({"role": "user", "content": "hi"}, user("hi")),
     ({"type": None, "role": "assistant", "content": "hi"}, assistant("hi")),
@@ -104,30 +102,17 @@ ITEMS: list[tuple[dict[str, Any], turns.Block]] = [
     (message("user", {**ANSWER, "annotations": []}), user("a")),
     (message("assistant", TEXT), assistant("a")),
     ({"role": "assistant", "content": [{"type": "text", "text": "a"}]}, assistant("a")),
-    (
-        message("assistant", {"type": "refusal", "refusal": "no"}),
-        assistant(turns.RefusalPart("no")),
-    ),
     (message("user", {**IMAGE, "detail": "auto"}), user(turns.ImagePart("u"))),
     (
         message("user", {**IMAGE, "file_id": "f", "image_url": None}),
         user(turns.ImagePart(file_id="f")),
     ),
-    (message("user", FILE), user(turns.FilePart(data="d", filename="n"))),
     (CALL, turns.tool_call("f", "{}", call_id="c")),
-    (
-        {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"},
-        turns.tool_call("f", "x", call_id="c", custom=True),
-    ),
     ({**RESULT, "output": "42"}, turns.tool_result("c", "42")),
     ({**RESULT, "output": [TEXT]}, turns.tool_result("c", "a")),
     (
         {"type": "custom_tool_call_output", "call_id": "c", "output": []},
         turns.ToolResultBlock("c", (), custom=True),
-    ),
-    (
-        {"type": "reasoning", "summary": [SUMMARY], "encrypted_content": "e"},
-        reasoning("s", encrypted_content="e"),
     ),
     (
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
