@@ -164,19 +164,7 @@ def test_truncated_answer_is_incomplete(client: OpenAI, streamed: bool) -> None:
     assert len(response.output[0].content[0].text.split()) >= 5
 
 
-def test_settings_are_sent_upstream(client: OpenAI, upstream: TestServer) -> None:
-    """Sampling and tool settings, which change the answer, are sent upstream."""
-    choice = {"type": "function", "name": "get_weather"}
-    sampling = {"temperature": 0.5, "top_p": 0.25}
-    tools = {"tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False}
-    ask(client, "Hello", **sampling, **tools)
-    sent = upstream.requests[-1].body
-    assert (sent["temperature"], sent["top_p"]) == (0.5, 0.25)
-    assert "get_weather" in str(sent["tool_choice"])
-    one = sent.get("parallel_tool_calls") is False
-    assert one or sent["tool_choice"]["disable_parallel_tool_use"]
-
-
+SAMPLING_PARAMS: Any = {"temperature": 0.5, "top_p": 0.25}
 ACCOUNT_PARAMS = {
     "safety_identifier": "user-1",
     "prompt_cache_key": "key-1",
@@ -187,25 +175,27 @@ USER_PARAMS = {"user": "u", "service_tier": "default"}
 ANTHROPIC_PARAMS = {"metadata": {"user_id": "user-1"}, "service_tier": "standard_only"}
 
 
-def test_account_parameters_are_sent_upstream(
+def test_parameters_are_sent_upstream(
     kind: str, server: TestServer, client: OpenAI, upstream: TestServer
 ) -> None:
-    """Every account parameter that the upstream API accepts is sent upstream, under its name there."""
-    more: Any = ACCOUNT_PARAMS
-    hello: Any = [user_message("Hello")]
+    """Every sampling or account parameter that the upstream API accepts is sent, under its name there."""
     is_anthropic = kind == "anthropic"
+    more: Any = {**SAMPLING_PARAMS, **ACCOUNT_PARAMS}
+    accepted = SAMPLING_PARAMS | (ANTHROPIC_PARAMS if is_anthropic else ACCOUNT_PARAMS)
+    hello: Any = [user_message("Hello")]
+    user: Any = {"user_id": "user-1" if is_anthropic else "u"}
+    options: Any = {"max_tokens": 50, "metadata": user, "service_tier": "standard_only"}
     with make_anthropic(server.url) as other:
-        user: Any = {"user_id": "user-1" if is_anthropic else "u"}
-        options: Any = {"max_tokens": 50, "metadata": user, "service_tier": "standard_only"}
-        sends = (
-            lambda: ask(client, "Hello", **more),
-            lambda: client.chat.completions.create(model="any", messages=hello, **more),
-            lambda: other.messages.create(model="any", messages=hello, **options),
-        )
-        for send, params in zip(sends, (more, more, USER_PARAMS), strict=True):
+        for send, expected in (
+            (lambda: ask(client, "Hello", **more), accepted),
+            (lambda: client.chat.completions.create(model="any", messages=hello, **more), accepted),
+            (
+                lambda: other.messages.create(model="any", messages=hello, **options),
+                ANTHROPIC_PARAMS if is_anthropic else USER_PARAMS,
+            ),
+        ):
             send()
             sent = upstream.requests[-1].body
-            expected = ANTHROPIC_PARAMS if is_anthropic else params
             assert {name: sent.get(name) for name in expected} == expected
             assert not (is_anthropic and "prompt_cache_key" in sent)
 
@@ -214,10 +204,16 @@ def test_hosted_tools_are_sent_to_responses_apis_only(
     kind: str, client: OpenAI, upstream: TestServer
 ) -> None:
     """Agents offer web search to every model; a chat server would reject the request."""
-    response = ask(client, "call get_weather in Rome", tools=[{"type": "web_search"}, WEATHER])
+    choice = {"type": "function", "name": "get_weather"}
+    tools: Any = {"tools": [{"type": "web_search"}, WEATHER], "parallel_tool_calls": False}
+    response = ask(client, "call get_weather in Rome", **tools, tool_choice=choice)
     assert [item.type for item in response.output] == ["function_call"]
-    kinds = [tool.get("type", "function") for tool in upstream.requests[-1].body["tools"]]
+    sent = upstream.requests[-1].body
+    kinds = [tool.get("type", "function") for tool in sent["tools"]]
     assert kinds == (["web_search", "function"] if kind.startswith("responses") else ["function"])
+    assert "get_weather" in str(sent["tool_choice"])
+    one = sent.get("parallel_tool_calls") is False
+    assert one or sent["tool_choice"]["disable_parallel_tool_use"]
     ask(client, "Hello", tools=[{"type": "web_search"}])
     assert kind.startswith("responses") or not upstream.requests[-1].body.get("tools")
 
@@ -399,29 +395,10 @@ def test_client_disconnect_cancels_upstream_request(
     wait_until(lambda: server.running == 0)
 
 
-def test_background_response_completes_fails_or_is_cancelled(
+def test_an_upstream_error_reaches_background_responses_and_websockets(
     client: OpenAI, upstream: TestServer
 ) -> None:
-    """A background response completes, fails with the upstream error, or is cancelled on request."""
-
-    def wait_for(response: Any, status: str) -> Any:
-        wait_until(lambda: client.responses.retrieve(response.id).status == status)
-        return client.responses.retrieve(response.id)
-
-    wait_for(ask(client, "Hello", background=True), "completed")
-    upstream.faults.set("status=429,retry_after=3", times=1)
-    failed = wait_for(ask(client, "Hello", background=True), "failed")
-    assert failed.error.code == "rate_limit_exceeded"
-    events = ask(client, "Count to 5000, very slowly", stream=True, background=True)
-    created = next(iter(events)).response
-    wait_until(lambda: upstream.running == 1)
-    assert client.responses.cancel(created.id).status == "cancelled"
-    wait_until(lambda: upstream.running == 0)
-    events.close()
-
-
-def test_websocket_chains_unstored_responses(client: OpenAI, upstream: TestServer) -> None:
-    """Responses that are not stored are chained within a connection, and errors are passed on."""
+    """Both have the code of the error; unstored responses are chained within the connection before."""
     with client.responses.connect() as socket:
 
         def send(prompt: str, **more: Any) -> Any:
@@ -431,9 +408,13 @@ def test_websocket_chains_unstored_responses(client: OpenAI, upstream: TestServe
         first = send("My name is Ada.").response
         second = send("What did I say first?", previous_response_id=first.id).response
         assert second.output_text == 'You said first: "My name is Ada."'
-        upstream.faults.set("status=429,retry_after=3", times=1)
+        upstream.faults.set("status=429,retry_after=3", times=2)
         rejected = send("Hello")
     assert (rejected.status, rejected.error.code) == (429, "rate_limit_exceeded")
+    created = ask(client, "Hello", background=True)
+    wait_until(lambda: client.responses.retrieve(created.id).status == "failed")
+    failed: Any = client.responses.retrieve(created.id)
+    assert failed.error.code == "rate_limit_exceeded"
 
 
 def test_unreachable_upstream_is_reported(kind: str) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,35 +31,24 @@ class RecordingClient:
 
     def run_until_killed(self) -> None:
         """Chain responses with and without streaming until the server is killed."""
-        with httpx2.Client(base_url=self.base_url, verify=False, timeout=TIMEOUT) as http:
-            previous: str | None = None
-            try:
-                while True:
-                    previous = self.create(http, previous)
-                    previous = self.stream(http, previous)
-            except httpx2.TransportError:
-                return
+        with (
+            httpx2.Client(base_url=self.base_url, verify=False, timeout=TIMEOUT) as http,
+            suppress(httpx2.TransportError),
+        ):
+            while True:
+                answer = http.post("/responses", json=self.make_body()).json()
+                self.finished[answer["id"]] = answer
+                body = {**self.make_body(), "stream": True}
+                with http.stream("POST", "/responses", json=body) as stream:
+                    for event in parse_events(stream.iter_lines()):
+                        if event["type"] == "response.created":
+                            self.started.add(event["response"]["id"])
+                        if event["type"] == "response.completed":
+                            self.finished[event["response"]["id"]] = event["response"]
 
-    def create(self, http: httpx2.Client, previous: str | None) -> str:
-        """Create a response without streaming."""
-        answer = http.post("/responses", json=self.make_body(previous)).json()
-        self.finished[answer["id"]] = answer
-        return answer["id"]
-
-    def stream(self, http: httpx2.Client, previous: str) -> str:
-        """Create a response with streaming."""
-        body = {**self.make_body(previous), "stream": True}
-        with http.stream("POST", "/responses", json=body) as stream:
-            for event in parse_events(stream.iter_lines()):
-                if event["type"] == "response.created":
-                    self.started.add(event["response"]["id"])
-                if event["type"] == "response.completed":
-                    self.finished[event["response"]["id"]] = event["response"]
-                    previous = event["response"]["id"]
-        return previous
-
-    def make_body(self, previous: str | None) -> dict[str, Any]:
-        """Return the body of a request."""
+    def make_body(self) -> dict[str, Any]:
+        """Return the body of a request that continues the last finished response."""
+        previous = list(self.finished)[-1] if self.finished else None
         return {"model": "m", "input": "some words to say", "previous_response_id": previous}
 
 
@@ -99,8 +89,7 @@ def test_killed_server_retains_every_finished_response(tmp_path: Path, attempt: 
                 # The last one may have been completed before its client was notified.
                 assert stored["status"] in {"failed", "completed"}
                 assert (stored["status"] == "failed") is bool(stored["error"])
-            body = client.make_body(list(client.finished)[-1])
-            assert http.post("/v1/responses", json=body).status_code == 200
+            assert http.post("/v1/responses", json=client.make_body()).status_code == 200
             assert len(server.requests[-1].context or ()) == 2 * len(client.finished) + 1
         unfinished = "SELECT count(*) FROM kedge_server_nodes WHERE status = 'in_progress'"
         assert read(unfinished) == (0,)

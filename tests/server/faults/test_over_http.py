@@ -155,16 +155,6 @@ def test_times_limit_lets_the_clients_retry_succeed(server: TestServer) -> None:
     assert not server.faults.armed
 
 
-def test_forget_all(server: TestServer, client: OpenAI) -> None:
-    """All stored responses are deleted, and continuing or fetching one is an error."""
-    first = ask(client, "My name is Ada")
-    server.faults.set("forget_all", times=1)
-    with rejects("previous_response_not_found"):
-        ask(client, "?", first.id)
-    with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(first.id)
-
-
 @for_each(
     ("echo", "shown"),
     [
@@ -191,14 +181,6 @@ def test_forget_silently(
     assert ask(client, "?", first.id).usage.input_tokens > 60
 
 
-def test_forget_silently_accepts_results_of_lost_calls(server: TestServer, client: OpenAI) -> None:
-    """A tool result whose call was silently lost is accepted."""
-    response = ask(client, PROMPT, tools=[WEATHER])
-    server.faults.set("forget_silently")
-    result = make_result(response.output[0].call_id)
-    assert ask(client, [result], response.id).status == "completed"
-
-
 @for_each("number", [0, 1, 2, 9])
 def test_remember_only_the_last_ancestors(server: TestServer, client: OpenAI, number: int) -> None:
     """Older turns are missing from the model's context, and the response does not show it."""
@@ -208,6 +190,21 @@ def test_remember_only_the_last_ancestors(server: TestServer, client: OpenAI, nu
     server.faults.set(f"remember={number}")
     assert ask(client, "And now?", previous).previous_response_id == previous
     assert len(server.requests[-1].context or ()) == 2 * min(number, 3) + 1
+
+
+def test_a_forgotten_response_is_an_error_unless_silently(
+    server: TestServer, client: OpenAI
+) -> None:
+    """A result whose call was silently lost is accepted; responses that are deleted are not found."""
+    response = ask(client, PROMPT, tools=[WEATHER])
+    server.faults.set("forget_silently", times=1)
+    result = make_result(response.output[0].call_id)
+    assert ask(client, [result], response.id).status == "completed"
+    server.faults.set("forget_all", times=1)
+    with rejects("previous_response_not_found"):
+        ask(client, [result], response.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
 
 
 def stream_events(server: TestServer, **more: Any) -> list[dict[str, Any]]:
@@ -242,41 +239,40 @@ def test_events_are_duplicated_or_reordered(
     assert types[: len(order)] == [USUAL_EVENTS[number] for number in order]
 
 
-def test_members_are_missing(server: TestServer) -> None:
+@for_each("stream", [True, False])
+def test_members_are_missing(server: TestServer, stream: bool) -> None:
     """A member is missing from every event and from the response."""
-
-    def read_members(fault: str, name: str, *, stream: bool = True) -> list[Any]:
-        """Return the values of a member of the responses, items and events of a request with a fault."""
-        server.faults.set(fault, times=1)
-        options: Any = {"input": PROMPT, "tools": [WEATHER], "stream": stream}
-        if name == "output_index":
-            return [each[name] for each in stream_events(server, **options) if name in each]
-        responses = read_responses(server, **options)
-        values = responses if name == "id" else [c for each in responses for c in each["output"]]
-        return [each.get(name) for each in values]
-
-    assert read_members("omit_response_id", "id") == [None] * 3
-    assert read_members("omit_response_id", "id", stream=False) == [None]
-    assert read_members("omit_call_name", "name") == [None]
-    assert read_members("report_usage=none", "output_index")
-    assert read_members("omit_output_index", "output_index") == []
+    options: Any = {"input": PROMPT, "tools": [WEATHER]}
+    server.faults.set("omit_response_id", times=1)
+    server.faults.set("omit_call_name", times=1)
+    responses = read_responses(server, stream=stream, **options)
+    calls = [call for response in responses for call in response["output"]]
+    assert [each.get("id") for each in responses] == [None] * (3 if stream else 1)
+    assert [call.get("name") for call in calls] == [None]
+    assert any("output_index" in event for event in stream_events(server, **options))
+    server.faults.set("omit_output_index", times=1)
+    assert not any("output_index" in event for event in stream_events(server, **options))
 
 
-def test_headers_and_settings_are_wrong(server: TestServer) -> None:
+@for_each(
+    ("fault", "stream", "expected"),
+    [
+        ("anonymous", False, (None, "application/json", True)),
+        ("report_unstored", False, (None, "application/json", False)),
+        ("stream_content_type=none", True, ("kedge", None, None)),
+        ("stream_content_type=plain", True, ("kedge", "text/plain", None)),
+        ("stream_content_type=plain", False, ("kedge", "application/json", True)),
+    ],
+)
+def test_headers_and_settings_are_wrong(
+    server: TestServer, fault: str, stream: bool, expected: tuple[Any, ...]
+) -> None:
     """A fault changes the content type of a stream, removes the server's name, or denies that it stores."""
-
-    def send(fault: str, *, stream: bool = False) -> httpx.Response:
-        server.faults.set(fault, times=1)
-        return post(server, stream=stream)
-
-    assert post(server, stream=False).headers["kedge-server"] == "kedge"
-    assert "kedge-server" not in send("anonymous").headers
-    assert send("report_unstored").json()["store"] is False
-    assert "content-type" not in send("stream_content_type=none", stream=True).headers
-    plain = send("stream_content_type=plain", stream=True)
-    assert plain.headers["content-type"] == "text/plain"
-    unchanged = send("stream_content_type=plain")
-    assert unchanged.headers["content-type"] == "application/json"
+    server.faults.clear()
+    server.faults.set(fault)
+    answer = post(server, stream=stream)
+    headers = [answer.headers.get(name) for name in ("kedge-server", "content-type")]
+    assert (*headers, None if stream else answer.json()["store"]) == expected
 
 
 @for_each("stream", [False, True])
