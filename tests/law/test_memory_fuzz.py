@@ -54,16 +54,6 @@ async def test_no_behavior_shows_a_wrong_answer_in_an_object(
 
 
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
-async def test_reliable_server_of_unknown_kind_is_chained_on(
-    transport: str, network: MemoryNetwork
-) -> None:
-    """Requests to a reliable server of an unknown kind are chained after it was verified."""
-    stats = await MemoryFuzzer(random.Random(5), "honest", transport, network=network).run(14)
-    assert (stats.wrong, stats.healed) == (0, 0)
-    assert stats.chained >= 8
-
-
-@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
 @pytest.mark.parametrize("late", LATE_BEHAVIORS)
 async def test_server_that_starts_to_forget_shows_one_flagged_answer(
     late: str, transport: str, network: MemoryNetwork

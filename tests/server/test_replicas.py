@@ -199,45 +199,31 @@ def test_response_with_deleted_parent_is_not_stored(replicas: Replicas, url: str
 
 
 def test_a_background_response_is_continued_by_another_server(replicas: Replicas) -> None:
-    """Another server continues it with the same context and id; late output of the first is dropped."""
+    """It has the same context, id and event numbers; late output of the first server is dropped."""
     one, other = replicas
     first = other.create("one")
-    response = one.create("wait two", previous_response_id=first["id"], background=True)
-    one.wait_started()
-    one.lose_lease()
-    wait_until(lambda: other.model.started == ["one", "wait two"])
-    other.model.open_gate()
-    other.wait_for(response, "completed")
-    stored = other.retrieve(response["id"])
-    assert stored["created_at"] == response["created_at"]
-    one.model.open_gate()
-    wait_until(lambda: one.server.running == 0)
-    assert one.retrieve(response["id"]) == stored
-    second = one.create("three", previous_response_id=response["id"])
-    assert second["status"] == "completed"
-    context = one.server.requests[-1].context or ()
-    texts = [item["content"][0]["text"] for item in context]
-    assert texts == ["one", "answer to one", "wait two", "answer to wait two", "three"]
-
-
-def test_stream_continues_on_another_server(replicas: Replicas) -> None:
-    """After its server is lost, a stream continues its numbers and ends with the complete response."""
-    one, other = replicas
-    with one.open_stream("wait", background=True) as stream:
-        id_ = next(stream)["response"]["id"]
+    with one.open_stream("wait two", previous_response_id=first["id"], background=True) as stream:
+        created = next(stream)["response"]
         one.wait_started()
         one.lose_lease()
-        other.wait_started()
+        wait_until(lambda: other.model.started == ["one", "wait two"])
         other.model.open_gate()
-        events = other.read_events(id_)
+        events = other.read_events(created["id"])
         one.model.open_gate()
+    wait_until(lambda: one.server.running == 0)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.queued"]
-    response = events[-1]["response"]
-    assert response["output"][0]["content"][0]["text"] == "answer to wait"
-    assert response == other.retrieve(id_)
-    assert other.read_events(id_, starting_after=events[-3]["sequence_number"]) == events[-2:]
-    assert other.read_events(id_, starting_after=events[-1]["sequence_number"]) == []
+    stored = events[-1]["response"]
+    assert stored["created_at"] == created["created_at"]
+    assert one.retrieve(created["id"]) == other.retrieve(created["id"]) == stored
+    for count in (2, 0):
+        after = events[-1 - count]["sequence_number"]
+        assert (
+            other.read_events(created["id"], starting_after=after) == events[len(events) - count :]
+        )
+    assert one.create("three", previous_response_id=created["id"])["status"] == "completed"
+    texts = [item["content"][0]["text"] for item in one.server.requests[-1].context or ()]
+    assert texts == ["one", "answer to one", "wait two", "answer to wait two", "three"]
 
 
 def test_a_stream_can_be_read_from_every_server(replicas: Replicas) -> None:
@@ -300,22 +286,6 @@ def test_streams_of_a_lost_server_are_failed(replicas: Replicas) -> None:
     assert len(other.http.get(f"/conversations/{conversation}/items").json()["data"]) == 2
 
 
-def test_background_responses_continue_after_a_server_stops(url: str) -> None:
-    """Another server continues the responses of a stopped server; the conversation stays locked."""
-    with ExitStack() as stack:
-        one = Replica(stack, url)
-        id_ = one.create_conversation()
-        response = one.create("wait", background=True, conversation=id_)
-        one.wait_started()
-    with ExitStack() as stack:
-        other = Replica(stack, url)
-        assert other.create("x", conversation=id_)["error"]["code"] == "conversation_locked"
-        other.wait_started()
-        other.model.open_gate()
-        other.wait_for(response, "completed")
-        assert other.create("x", conversation=id_)["status"] == "completed"
-
-
 def test_response_is_failed_after_repeated_attempts(url: str) -> None:
     """A response with too many attempts, or with an invalid request, is failed."""
     with ExitStack() as stack:
@@ -337,10 +307,11 @@ def test_response_is_failed_after_repeated_attempts(url: str) -> None:
 def test_claimed_response_is_continued_after_an_outage(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the database fails between a claim and its continuation, the next round continues it."""
+    """Of a stopped server, in the next round after a failure; the conversation stays locked until its end."""
     with ExitStack() as stack:
         one = Replica(stack, url)
-        response = one.create("wait", background=True)
+        id_ = one.create_conversation()
+        response = one.create("wait", background=True, conversation=id_)
         one.wait_started()
     attempts: list[str] = []
 
@@ -353,9 +324,11 @@ def test_claimed_response_is_continued_after_an_outage(
     monkeypatch.setattr(background, "prepare_claimed", fail_once)
     with ExitStack() as stack:
         other = Replica(stack, url)
+        assert other.create("x", conversation=id_)["error"]["code"] == "conversation_locked"
         other.wait_started()
         other.model.open_gate()
         other.wait_for(response, "completed")
+        assert other.create("x", conversation=id_)["status"] == "completed"
     assert attempts == [response["id"]] * 2
 
 

@@ -240,20 +240,3 @@ def test_anthropic_tool_runner_continues_without_threads(unknown_parameters: str
     assert "sunny in Rome" in final.content[-1].text
     assert any("thread" in request.body for request in server.requests)
     assert "thread" not in server.requests[-1].body
-
-
-def test_a_thread_is_rejected_with_its_code(server: TestServer) -> None:
-    """``thread`` is rejected, because the client would then send only its newest message."""
-    from anthropic import BadRequestError
-
-    with (
-        make_anthropic(server.url) as client,
-        pytest.raises(BadRequestError) as exc_info,
-    ):
-        client.beta.messages.create(
-            model="m",
-            max_tokens=10,
-            messages=[{"role": "user", "content": "Hi"}],
-            thread={"type": "continue", "previous_message_id": "msg_1"},
-        )
-    assert exc_info.value.error_code == "thread_unsupported_request"

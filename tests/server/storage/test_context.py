@@ -1,4 +1,4 @@
-"""Contexts share their ancestors, and the cache of contexts is bounded."""
+"""Contexts share their ancestors, and the caches of contexts are bounded."""
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,7 @@ from kedge.server.storage.context import (
     Context,
     ContextCache,
     ContextItems,
+    SocketMemory,
     extend_context,
 )
 
@@ -112,3 +113,26 @@ def test_the_cache_never_exceeds_its_bound(steps: list[tuple[int, int]], maximum
         cached = {n for n in contexts if n in cache._entries}
         assert sum(contexts[n][1].size for n in cached) == cache.used_bytes
         assert all(contexts[n][0] is None or contexts[n][0] in cached for n in cached)
+
+
+def make_context(size: int, parent: Context = EMPTY_CONTEXT) -> Context:
+    """Return a context about this many bytes larger than its parent."""
+    return extend_context(parent, [], [], 0, size)
+
+
+def test_least_recently_used_lane_is_dropped_first() -> None:
+    """The memory of a connection counts ancestors, and has the newest response even if it is too large."""
+    memory = SocketMemory(4_500)
+    memory.store("a", "resp_1", make_context(1_000))
+    memory.store("b", "resp_2", make_context(1_000, make_context(500)))
+    memory.store("a", "resp_3", make_context(1_000))
+    memory.store("c", "resp_4", make_context(500))
+    assert memory.find("resp_2") is None
+    assert memory.find("resp_3")
+    assert memory.find("resp_4")
+    memory.store("d", "resp_5", make_context(9_000))
+    assert memory.find("resp_4") is None
+    assert memory.find("resp_5")
+    memory.store("d", "resp_6", None)  # the database has it
+    assert memory.find("resp_5") is None
+    assert len(memory) == 0

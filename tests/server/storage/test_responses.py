@@ -52,22 +52,6 @@ def read_files(db: Path) -> bytes:
     return b"".join(path.read_bytes() for path in db.parent.glob(f"{db.name}*"))
 
 
-def test_responses_and_conversations_survive_a_restart(address: str, running: RunServer) -> None:
-    """A chain and a conversation can be continued after a restart of the server."""
-    db = address
-    with running(db=db) as (_, client):
-        first = ask(client, "one")
-        conversation = client.conversations.create(metadata={"a": "b"})
-        ask(client, "two", conversation=conversation.id)
-    with running(db=db) as (server, client):
-        assert client.responses.retrieve(first.id).output_text == first.output_text
-        ask(client, "three", first.id)
-        assert len(server.requests[-1].context or ()) == 3
-        assert client.conversations.retrieve(conversation.id).metadata == {"a": "b"}
-        ask(client, "four", conversation=conversation.id)
-        assert len(server.requests[-1].context or ()) == 3
-
-
 def test_long_chain_is_loaded_in_one_query(tmp_path: Path, running: RunServer) -> None:
     """A server with an empty cache loads a chain of any length in one query."""
     db = str(tmp_path / "server.db")

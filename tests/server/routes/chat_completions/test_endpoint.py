@@ -77,25 +77,6 @@ def test_model_sees_the_complete_chat(server: TestServer, client: OpenAI) -> Non
     ]
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_parallel_tool_calls_and_results(client: OpenAI, streamed: bool) -> None:
-    """The model calls two tools in parallel and uses their results, with and without streaming."""
-    messages = [make_message("call get_weather in Paris and get_weather in Rome")]
-    params: Any = {"model": "practice", "messages": messages, "tools": [WEATHER]}
-    if streamed:
-        with client.chat.completions.stream(**params) as stream:
-            choice = stream.get_final_completion().choices[0]
-    else:
-        choice = client.chat.completions.create(**params).choices[0]
-    assert choice.finish_reason == "tool_calls"
-    calls: Any = choice.message.tool_calls
-    cities = [json.loads(call.function.arguments)["city"] for call in calls]
-    assert cities == ["Paris", "Rome"]
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls]
-    last = complete(client, *messages, choice.message, *results, tools=[WEATHER])
-    assert last.choices[0].message.content == "get_weather says: sunny. get_weather says: sunny."
-
-
 def test_streamed_completion_equals_unstreamed_completion(client: OpenAI) -> None:
     """A stream sends the role, the text, the finish reason and then, if requested, the usage."""
     messages = [make_message("Hello there")]
@@ -216,7 +197,9 @@ def test_fault_omits_ids(server: TestServer, client: OpenAI, fault: str, expecte
         return
     deltas = [chunk["choices"][0]["delta"] for chunk in stream_chunks(client, **params)]
     first = next(delta["tool_calls"][0] for delta in deltas if delta.get("tool_calls"))
-    call = body["choices"][0]["message"]["tool_calls"][0]
+    (choice,) = body["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    call = choice["message"]["tool_calls"][0]
     assert call.get("id") == first.get("id") == expected
     assert first["function"]["name"] == "get_weather"
 
