@@ -18,7 +18,6 @@ from forked import MODULES
 from kedge.mcp import mcp_tools
 from kedge.testing import serve
 from snippets import (
-    IN_ORDER,
     PAGES,
     ROOT,
     SNIPPET,
@@ -205,17 +204,6 @@ BAD = [
     "x = 1\n```\n\n```python\nprint(x)",
     "open('a', 'w').close()\n```\n\n```python\nopen('a')",
 ]
-
-
-def test_programs_of_a_page_in_order_share_a_folder(tmp_path: Path) -> None:
-    """The programs of a page that states its order share files but no names."""
-    page = tmp_path / "steps.md"
-    first = "```python\nx = open('made', 'w').close()\n```\n"
-    page.write_text(f"{IN_ORDER}.\n\n{first}\n```python\nopen('made').close()\n```\n")
-    assert run_page(page, tmp_path) == 2
-    page.write_text(f"{IN_ORDER}.\n\n{first}\n```python\nprint(x)\n```\n")
-    with pytest.raises(NameError):
-        run_page(page, tmp_path)
 
 
 @for_each("code", BAD)

@@ -1,7 +1,6 @@
 """Tests of the names in the ``kedge`` package and of the cost of its import."""
 
 import ast
-import inspect
 import re
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
 from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules, walk_packages
+from pkgutil import walk_packages
 from typing import Any, TypeGuard, assert_type, cast
 
 from msgspec import Struct
@@ -72,20 +71,6 @@ def test_every_name_is_that_of_its_module(name: str) -> None:
     assert getattr(kedge, name) is getattr(home, name)
     assert name in getattr(home, "__all__", vars(home))
     assert name in dir(kedge)
-
-
-@for_each("package", [each.name for each in iter_modules(kedge.__path__) if each.ispkg])
-def test_no_package_has_a_second_name_for_a_thing(package: str) -> None:
-    """A class or function has its own name in the package that offers it; British spellings are not used."""
-    home = import_module(f"kedge.{package}")
-    names = {
-        name: value.__name__
-        for name, value in vars(home).items()
-        if (inspect.isclass(value) or inspect.isfunction(value))
-        and value.__module__.startswith("kedge")
-    }
-    assert {name for name, own in names.items() if name != own} == set()
-    assert not re.search(r"(?i)(analys|authoris|summaris)", " ".join(vars(home)))
 
 
 def test_lazy_names_are_typed() -> None:

@@ -57,12 +57,3 @@ def test_file_with_a_mistake_is_ignored_and_reported(configured: Path, options: 
     assert "unknown setting 'qqqqq'; 'kedge config' lists all settings" in result.stderr
     assert "KEDGE_MODEL" in result.stdout
     assert "xai:grok-4" not in result.stdout
-
-
-def test_unknown_variables_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables that are ignored are listed with the ones that are most likely meant."""
-    monkeypatch.setenv("KEDGE_PORT", "1")
-    report = json.loads(CliRunner().invoke(command, ["--json"]).stdout)
-    assert report["unknown_variables"]["KEDGE_PORT"] == "KEDGE_SERVE_PORT"
-    lines = CliRunner().invoke(command).output.splitlines()
-    assert ["KEDGE_PORT", "KEDGE_SERVE_PORT"] in [line.split() for line in lines]

@@ -177,11 +177,8 @@ def test_conversation_is_found_by_id_prefix_or_title(server: TestServer) -> None
     assert "there is no conversation 'conv_'" in run_command("show", "conv_").stderr
     shared = next(harbour[:end] for end in range(20, 0, -1) if other.startswith(harbour[:end]))
     assert "give more of the id" in run_command("show", shared).stderr
-    (row,) = [each for each in run_json("conversations") if each["title"] == "harbour"]
-    run_command("fork", "harbour")
-    assert run_json("fork", "harbour")["forked_from"] == row["id"]
-    exported = run_command("export", row["id"]).stdout
-    repeated = run_command("import", "-", stdin=exported)
+    assert run_json("fork", "harbour")["forked_from"] == harbour
+    repeated = run_command("import", "-", stdin=run_command("export", harbour).stdout)
     assert repeated.exit_code == 0, repeated.output
     rejected = run_command("show", "harbour")
     assert rejected.exit_code == 1
@@ -194,17 +191,13 @@ def test_show_prints_messages(server: TestServer) -> None:
     assert result.index("My name is Ada.") < result.index("What is my name?")
     assert "2+3" not in result
     assert "2+3" in run_command("show", "harbour", "--at", "5").output
-    blocks = run_json("show", "harbour", "--at", "3")["blocks"]
-    assert [block["kind"] for block in blocks] == ["user", "assistant"]
     response = run_json("tree", "harbour")["nodes"][4]["response"]["response_id"]
     assert run_json("show", "harbour", "--at", response)["node"] == 5
     assert "'kedge tree' lists them" in run_command("show", "harbour", "--at", "resp_none").stderr
     blocks = run_json("show", "harbour")["blocks"]
     assert run_json("show", "harbour", "--last", "2")["blocks"] == blocks[-2:]
     assert run_json("show", "harbour", "--last", "1", "--at", "3")["blocks"] == blocks[1:2]
-    result = run_command("show", "harbour", "--last", "1").output
-    assert "node 7, 4 blocks, the last 1 of them" in result
-    assert "What is my name?" not in result
+    assert "node 7, 4 blocks, the last 1 of" in run_command("show", "harbour", "--last", "1").output
     assert run_command("show", "harbour", "--last", "0").exit_code == 2
 
 

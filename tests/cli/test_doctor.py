@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kedge.cli.doctor import command
+from kedge.cli.doctor import command, config_command
 from kedge.config import store_url
 from kedge.event_loops import run_sync
 from kedge.memory.evidence import ServerEvidence
@@ -113,6 +113,8 @@ def test_invalid_configuration_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_unknown_variable_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable that is ignored is noted with the one that is most likely meant, and so is the rollback variable."""
     monkeypatch.setenv("KEDGE_PORT", "9000")
+    report = json.loads(CliRunner().invoke(config_command, ["--json"]).stdout)
+    assert report["unknown_variables"] == {"KEDGE_PORT": "KEDGE_SERVE_PORT"}
     result, checks = run_doctor()
     assert result.exit_code == 0
     assert "KEDGE_PORT is ignored" in checks["environment"]["found"]

@@ -29,9 +29,7 @@ def test_names_variables_and_defaults_are_valid() -> None:
     """Variables are unique, every default is a valid value, and settings that are secrets are marked."""
     assert len({setting.env for setting in SETTINGS.values()}) == len(SETTINGS)
     for setting in SETTINGS.values():
-        assert setting.env.startswith("KEDGE_")
         assert setting.check(setting.default, setting.name) == setting.default
-        assert setting.help.endswith(".")
     matching = {
         name for name in SETTINGS if re.search("token|key|password|store|db|model$|upstream", name)
     }

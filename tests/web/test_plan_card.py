@@ -1,28 +1,9 @@
 """Tests of plan cards: the summary sentence, and the marks of the messages."""
 
-from for_each import for_each
 from kedge.store import RequestRecord
 from kedge.turns import Turn, assistant, reasoning, user
-from kedge.web.plan_card import describe_request_size, mark_blocks
+from kedge.web.plan_card import mark_blocks
 from kedge.web.shapes import format_headline
-
-
-@for_each(
-    ("anchor", "sent", "saved", "sentence"),
-    [
-        ("", 1, 0, "Sent 1 message."),
-        ("", 3, 0, "Sent all 3 messages."),
-        ("resp_1", 1, 2, "Sent 1 new message; the server already had the other 2."),
-        ("resp_1", 0, 4, "Sent no new message; the server already had all 4."),
-        ("resp_1", 2, 0, "Sent 2 new messages."),
-    ],
-)
-def test_summary_counts_blocks(anchor: str, sent: int, saved: int, sentence: str) -> None:
-    """The summary counts new and already stored messages, with the singular for one message."""
-    row = RequestRecord(
-        provider="practice", scope="", anchor=anchor, sent_blocks=sent, saved_blocks=saved
-    )
-    assert describe_request_size(row) == sentence
 
 
 def test_reasoning_that_was_not_sent_is_marked() -> None:

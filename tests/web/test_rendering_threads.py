@@ -3,41 +3,38 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
-from markupsafe import Markup
 
-from kedge.turns import Block
 from kedge.web import page_templates as markdown
-from kedge.web import plan_card, service
+from kedge.web import service
 from kedge.workflows import refine
 from web.conftest import TIMEOUT, PageServer
 
 
-class HeldWork:
-    """A function that waits in its thread until it is released."""
+def check_others_are_answered(
+    page: PageServer, path: str, patch: pytest.MonkeyPatch, module: object, name: str
+) -> str:
+    """Request a page while a function of its rendering waits, another one meanwhile, and return the first."""
+    entered, released = threading.Event(), threading.Event()
+    function = getattr(module, name)
 
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.released = threading.Event()
+    def wait_and_call(*arguments: Any) -> Any:
+        entered.set()
+        assert released.wait(TIMEOUT)
+        return function(*arguments)
 
-    def wait(self) -> None:
-        """Report the start of the work, and wait."""
-        self.entered.set()
-        assert self.released.wait(TIMEOUT)
-
-
-def check_others_are_answered(page: PageServer, path: str, held: HeldWork) -> str:
-    """Request a page whose rendering is held, another one meanwhile, and return the first page."""
+    patch.setattr(module, name, wait_and_call)
     with ThreadPoolExecutor(1) as threads:
         slow = threads.submit(partial(page.client.get, path))
         try:
-            assert held.entered.wait(TIMEOUT)
+            assert entered.wait(TIMEOUT)
             assert page.client.get("/dashboard").status_code == 200
             assert page.client.get("/api/conversations").status_code == 200
             assert not slow.done()
         finally:
-            held.released.set()
+            released.set()
         return slow.result(TIMEOUT).text
 
 
@@ -55,28 +52,12 @@ def test_markdown_is_rendered_in_a_thread(
     """While the Markdown of a conversation or of the cells of a workflow is rendered, others are answered."""
     is_workflow = kind == "workflow"
     name = page.run(refine_cell) if is_workflow else page.create_conversation("Say **held**.")
-    held, render = HeldWork(), markdown._render
-
-    def wait_and_render(text: str) -> Markup:
-        held.wait()
-        return render(text)
-
-    monkeypatch.setattr(markdown, "_render", wait_and_render)
-    html = check_others_are_answered(page, f"/{kind}s/{name}", held)
+    path = f"/{kind}s/{name}"
+    html = check_others_are_answered(page, path, monkeypatch, markdown, "_render")
     assert f"<strong>held{' cell' * is_workflow}</strong>" in html
 
 
 def test_comparison_is_in_a_thread(page: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """While two branches are compared, other requests are answered."""
-    name = page.create_conversation("a", "b")
-    held = HeldWork()
-
-    def wait_and_build(
-        left: tuple[Block, ...], right: tuple[Block, ...]
-    ) -> tuple[tuple[plan_card.DiffRow, ...], int]:
-        held.wait()
-        return plan_card.build_diff(left, right)
-
-    monkeypatch.setattr(service, "build_diff", wait_and_build)
-    path = f"/conversations/{name}/compare"
-    assert "<h1>" in check_others_are_answered(page, path, held)
+    path = f"/conversations/{page.create_conversation('a', 'b')}/compare"
+    assert "<h1>" in check_others_are_answered(page, path, monkeypatch, service, "build_diff")
