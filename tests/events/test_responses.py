@@ -42,6 +42,7 @@ from kedge.events import (
     Usage,
 )
 from kedge.turns import AssistantBlock, ToolCallBlock, assistant, tool_call
+from strategies import json_values
 
 
 def decode(*events: Message) -> list[StreamEvent]:
@@ -220,13 +221,7 @@ def test_number_of_listed_names_is_limited() -> None:
     assert len(recorded.detail) < 300
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=4,
-)
+JSON = json_values()
 MEMBERS = ["item", "delta", "response", "item_id", "output_index", "content_index", "text"]
 MEMBERS += ["arguments", "sequence_number", "stream_id", "error", "summary_index", "part"]
 

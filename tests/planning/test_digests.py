@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings
 
 from for_each import for_each
 from kedge.errors import UnsupportedBlock
@@ -42,6 +41,8 @@ from kedge.turns import (
 )
 from planning.recorded_turns import make_plan
 from planning.reference_digests import naive_digests
+from planning.simulation import Script, Simulation, scripts
+from strategies import scale_examples
 
 BLOCK_FACTORIES: tuple[Callable[[], Block], ...] = (
     lambda: user("hello"),
@@ -56,39 +57,6 @@ BLOCK_FACTORIES: tuple[Callable[[], Block], ...] = (
     lambda: opaque({"type": "compaction", "encrypted_content": "x"}),
     lambda: opaque({"type": "web_search_call", "id": "ws"}),
 )
-OPERATIONS = ("append", "append two", "insert", "replace", "remove", "take", "data", "rebuild")
-
-Operation = tuple[str, int, int, int]
-
-
-def operations() -> st.SearchStrategy[list[Operation]]:
-    """Return a strategy for lists of changes: operation, Turn, position, and block."""
-    numbers = st.integers(0, 40)
-    return st.lists(st.tuples(st.sampled_from(OPERATIONS), numbers, numbers, numbers), max_size=40)
-
-
-def apply_operation(turn: Turn, operation: Operation) -> Turn:
-    """Return the Turn after one operation."""
-    name, _, position, value = operation
-    block = BLOCK_FACTORIES[value % len(BLOCK_FACTORIES)]()
-    here = turn[position % len(turn)].id if turn.blocks else ""
-    match name:
-        case "append":
-            return turn.append(block)
-        case "append two":
-            return turn.append(block, BLOCK_FACTORIES[position % len(BLOCK_FACTORIES)]())
-        case "insert":
-            return turn.insert(position % (len(turn) + 1), block)
-        case "replace" if here:
-            return turn.edit(here, block)
-        case "remove" if here:
-            return turn.remove(here)
-        case "take":
-            return turn.take(position % (len(turn) + 1))
-        case "data":
-            return turn.with_data(a=value)
-        case _:
-            return Turn(turn.blocks, data=turn.data)
 
 
 def measure_encoded(block: Block) -> int:
@@ -124,15 +92,13 @@ def check_digests(turn: Turn) -> None:
     assert rebuilt.length == len(body)
 
 
-@given(operations(), st.integers(0, 3))
-def test_caching_does_not_change_results(script: list[Operation], skipped: int) -> None:
+@settings(max_examples=scale_examples(20), suppress_health_check=[HealthCheck.too_slow])
+@given(scripts())
+def test_caching_does_not_change_results(script: Script) -> None:
     """Cached digests are correct after any sequence of appends, edits, truncations and forks."""
-    family = [Turn()]
-    for index, operation in enumerate(script):
-        turn = apply_operation(family[operation[1] % len(family)], operation)
-        family.append(turn)
-        if skipped == 0 or index % skipped == 0:
-            check_digests(turn)
+    simulation = Simulation()
+    simulation.run(script)
+    family = [*simulation.history, *simulation.branches]
     for turn in random.Random(len(script)).sample(family, len(family)):
         check_digests(turn)
 
