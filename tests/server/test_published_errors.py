@@ -15,9 +15,8 @@ import pytest
 
 from for_each import for_each
 from kedge.testing import TestServer, serve
-from server.conftest import WEATHER
+from server.conftest import WEATHER, open_client
 from server.test_validation import ROWS, USER, make_body
-from server.waiting import TIMEOUT
 
 Body = dict[str, Any]
 
@@ -42,7 +41,7 @@ class Api:
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Api]:
-    with serve() as server, httpx.Client(base_url=server.url, timeout=TIMEOUT) as http:
+    with serve() as server, open_client(server) as http:
         yield Api(server, http)
 
 

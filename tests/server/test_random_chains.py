@@ -18,7 +18,7 @@ from kedge.server.coherence import EMPTY_COHERENCE, check_request, resolve_refer
 from kedge.server.errors import ApiError
 from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
-from server.waiting import TIMEOUT
+from server.conftest import open_client
 from strategies import scale_examples
 
 Item = dict[str, Any]
@@ -85,7 +85,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[TestServer]:
 
 @pytest.fixture(scope="module")
 def http(server: TestServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=TIMEOUT) as client:
+    with open_client(server) as client:
         yield client
 
 

@@ -178,12 +178,9 @@ def test_names_cannot_forge_a_header_or_a_log_line(
     [
         ("/v1/responses", {"temperature": 5}, "temperature"),
         ("/v1/responses", {"input": [{"type": "odd"}]}, "input[0]"),
-        ("/v1/responses", {"tools": [{"type": "odd"}]}, "tools[0].type"),
-        ("/v1/responses", {"previous_response_id": "a b"}, "previous_response_id"),
         ("/v1/responses", {"response_format": {}}, None),
         ("/v1/chat/completions", {"tool_choice": "odd"}, "tool_choice"),
         ("/v1/chat/completions", {"functions": []}, "functions"),
-        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
     ],
 )
 def test_known_parameters_are_still_validated(

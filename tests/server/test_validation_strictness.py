@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Required, Union, cast, get_args, get_origin
 
-import httpx2 as httpx
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.conversations import conversation_create_params, item_create_params
@@ -25,10 +24,11 @@ from typing_extensions import get_type_hints, is_typeddict
 
 from for_each import for_each
 from kedge.server.errors import ApiError
+from kedge.server.object_forms import ID_PREFIXES
 from kedge.server.schema import requests
 from kedge.server.schema.items import ITEM_TYPES
 from kedge.testing import serve
-from server.waiting import TIMEOUT
+from server.conftest import open_client
 
 # Members for which the hosted API is stricter than the package's types, and valid sample values.
 OUTPUT_ONLY = {("ResponseReasoningItemParam", "status")}
@@ -37,15 +37,6 @@ VALUES: dict[str, Any] = {
     "compact_threshold": 2_000, "max_output_tokens": 16, "score_threshold": 0.5, "name": "a_name",
 }  # fmt: skip
 TYPES = {"ContextManagement": "compaction"}
-ID_PREFIXES = {
-    "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
-    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "web_search_call": "ws",
-    "file_search_call": "fs", "computer_call": "cu", "code_interpreter_call": "ci",
-    "image_generation_call": "ig", "local_shell_call": "lsh", "shell_call": "sh",
-    "shell_call_output": "sho", "apply_patch_call": "apc", "apply_patch_call_output": "apco",
-    "mcp_list_tools": "mcpl", "mcp_approval_request": "mcpr", "mcp_approval_response": "mcpr",
-    "mcp_call": "mcp", "compaction": "cmp",
-}  # fmt: skip
 
 
 def sample_values(hint: Any, name: str = "") -> list[Any]:
@@ -151,16 +142,17 @@ def test_every_item_and_tool_type_is_accepted() -> None:
 def test_server_accepts_every_item_type_on_every_endpoint() -> None:
     """No item type causes a server error on any endpoint, with or without streaming."""
     first = {item["type"]: item for item in list_items() if item.get("type")}
-    with serve() as server, httpx.Client(base_url=f"{server.base_url}/", timeout=TIMEOUT) as http:
+    with serve() as server, open_client(server) as http:
         for item in first.values():
             body = {"model": "practice", "input": [item, {"role": "user", "content": "hi"}]}
-            answers = [
-                http.post("responses", json=body),
-                http.post("responses", json=body | {"stream": True}),
-                http.post("responses/input_tokens", json=body),
-                http.post("responses/compact", json=body),
-                http.post("conversations", json={"items": [item]}),
+            requests_of_item = [
+                ("responses", body),
+                ("responses", body | {"stream": True}),
+                ("responses/input_tokens", body),
+                ("responses/compact", body),
+                ("conversations", {"items": [item]}),
             ]
+            answers = [http.post(f"/v1/{path}", json=sent) for path, sent in requests_of_item]
             assert max(answer.status_code for answer in answers) < 500, item
 
 

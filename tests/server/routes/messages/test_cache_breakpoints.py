@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import httpx2
 import pytest
 
 from kedge.testing import TestServer, serve
-from server.waiting import TIMEOUT
+from server.conftest import open_client
 
-HEADERS = {"anthropic-version": "2026-10-21"}
 MARK: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 LONG = "word " * 2000
 
@@ -33,9 +31,7 @@ def server() -> Any:
 @pytest.fixture
 def ask(server: TestServer) -> Any:
     """Send a request and return its usage."""
-    with httpx2.Client(
-        base_url=server.url, headers=HEADERS, verify=False, timeout=TIMEOUT
-    ) as client:
+    with open_client(server, **{"anthropic-version": "2026-10-21"}) as client:
 
         def post(messages: list[Any], **members: Any) -> dict[str, Any]:
             body = {"model": "practice", "max_tokens": 100, "messages": messages, **members}
