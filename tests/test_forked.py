@@ -38,9 +38,3 @@ atexit.register(print, "last")
 threading.Timer(0.01, print, ["thread"]).start()
 sys.exit("the reason")
 """
-
-
-def test_a_fork_ends_like_an_interpreter() -> None:
-    """Its threads end first, then its exit functions run, and a text as its exit code is written."""
-    done = run_forked("-c", END)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "thread\nlast\n", "the reason\n")

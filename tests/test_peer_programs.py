@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
 from benchmarks.peers import programs
 from benchmarks.peers.programs import EXPECTED, PAGE, TITLES, check_program, get_path
 
@@ -36,13 +35,6 @@ def test_program_prints_what_is_expected(tmp_path: Path) -> None:
     printed = json.loads(done.stdout)
     wrong = [name for name in names if not re.fullmatch(EXPECTED[name], printed[name].strip())]
     assert wrong == [], printed
-
-
-def test_another_output_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check fails if a program prints something else."""
-    monkeypatch.setattr("benchmarks.peers.programs.run_program", lambda *_: "Your name is Eve.")
-    with pytest.raises(AssertionError, match=r"printed 'Your name is Eve\.'"):
-        check_program(Path(sys.executable), "kedge", "remember")
 
 
 def test_page_has_the_counted_lines() -> None:

@@ -6,8 +6,6 @@ import pytest
 
 from cli.sample_store import run_command, run_json
 from kedge import run_sync
-from kedge.analytics import Analytics, Branching, Chains, Cost, Latency, Requests, Selection, Tokens
-from kedge.cli.stats import print_stats
 from kedge.conversation import Conversation
 from kedge.store import open_store
 from kedge.testing import TestServer
@@ -57,14 +55,6 @@ def test_json_has_all_statistics(filled: None) -> None:
     done = run_command("stats", "--since", "tomorrow")
     assert done.exit_code == 2
     assert "write 2026-11-15" in done.stderr
-
-
-def test_latency_without_answers_is_described_by_words(capsys: pytest.CaptureFixture[str]) -> None:
-    """If all requests failed, there is no median and no percentile to show."""
-    requests = Requests(total=2, failed=2, conversations=1)
-    figures = (Chains(), Branching(), Tokens(), Cost(), Latency(), ())
-    print_stats(Analytics(Selection(), requests, *figures), ())
-    assert "latency       no answers\n" in capsys.readouterr().out
 
 
 def test_statistics_are_filtered(filled: None) -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from kedge.errors import CannotConnect
 from kedge.mcp import content, transports
 from kedge.tools import MAX_OUTPUT, Toolbox, run_calls
 from kedge.turns import TextPart, ToolResultBlock, tool_call
-from mcp_tools.conftest import RAW_SERVER, OpenRaw, read_pids, wait_for
+from mcp_tools.conftest import OpenRaw, read_pids, wait_for
 
 
 async def call(toolbox: Toolbox, name: str = "echo", **arguments: Any) -> ToolResultBlock:
@@ -310,24 +308,3 @@ def test_server_is_stopped_with_the_event_loop(open_raw: OpenRaw) -> None:
     asyncio.run(forget())
     with suppress(RuntimeError):
         asyncio.run(toolboxes[0].__aexit__(None, None, None))
-
-
-def test_library_writes_nothing_to_standard_error(pid_file: Path) -> None:
-    """Neither the server's output nor the log of the official package is printed."""
-    script = f"""
-import anyio, logging
-from kedge import mcp_tools
-from kedge.tools import run_calls
-from kedge.turns import tool_call
-
-async def main():
-    logging.getLogger("mcp").debug("configured")
-    async with mcp_tools({[*RAW_SERVER, "crash"]!r}, env={{"PID_FILE": {str(pid_file)!r}}}) as box:
-        await run_calls(box, [tool_call("echo", {{}})])
-
-anyio.run(main)
-"""
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert read_pids(pid_file)
