@@ -23,7 +23,7 @@ from kedge.server.storage.postgres import (
     ClaimedResponse,
     PostgresServerDatabase,
 )
-from kedge.testing import TestServer, serve
+from kedge.testing import serve
 from postgresql import PASSWORD
 from server.conftest import parse_events
 from server.gated_model import GatedModel
@@ -45,11 +45,10 @@ MESSAGE = {"type": "message", "role": "user", "content": "secret"}
 class Replica:
     """One of the servers, with its model and a client."""
 
-    def __init__(self, stack: ExitStack, url: str, **settings: Any) -> None:
+    def __init__(self, stack: ExitStack, url: str) -> None:
         self.url = url
         self.model = GatedModel()
-        options: dict[str, Any] = {"limits": LIMITS, "model": self.model, **settings}
-        self.server: TestServer = stack.enter_context(serve(db=url, **options))
+        self.server = stack.enter_context(serve(db=url, limits=LIMITS, model=self.model))
         client = httpx2.Client(base_url=self.server.base_url, verify=False, timeout=TIMEOUT)
         self.http = stack.enter_context(client)
 
@@ -104,6 +103,13 @@ class Replica:
 
         owner = self.server.call(stop_renewing)
         execute(self.url, "UPDATE kedge_server_replicas SET alive_until = 0 WHERE id = %s", owner)
+
+
+@contextmanager
+def run_replica(url: str) -> Iterator[Replica]:
+    """Run one server inside the block."""
+    with ExitStack() as stack:
+        yield Replica(stack, url)
 
 
 Replicas = tuple[Replica, Replica]
@@ -288,8 +294,7 @@ def test_streams_of_a_lost_server_are_failed(replicas: Replicas) -> None:
 
 def test_response_is_failed_after_repeated_attempts(url: str) -> None:
     """A response with too many attempts, or with an invalid request, is failed."""
-    with ExitStack() as stack:
-        one = Replica(stack, url)
+    with run_replica(url) as one:
         responses = [one.create("wait", background=True) for _ in range(3)]
         one.wait_started(3)
     invalid = json.dumps({"model": "m", "input": "wait", "tool_choice": "required"}).encode()
@@ -297,8 +302,7 @@ def test_response_is_failed_after_repeated_attempts(url: str) -> None:
     for response, (column, value) in zip(responses, changes, strict=True):
         statement = f"UPDATE kedge_server_nodes SET {column} = %s WHERE key = %s"  # noqa: S608
         execute(url, statement, value, response["id"].removeprefix("resp_"))
-    with ExitStack() as stack:
-        other = Replica(stack, url)
+    with run_replica(url) as other:
         for each in responses:
             other.wait_for(each, "failed")
         assert other.model.started == []
@@ -308,8 +312,7 @@ def test_claimed_response_is_continued_after_an_outage(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a stopped server, in the next round after a failure; the conversation stays locked until its end."""
-    with ExitStack() as stack:
-        one = Replica(stack, url)
+    with run_replica(url) as one:
         id_ = one.create_conversation()
         response = one.create("wait", background=True, conversation=id_)
         one.wait_started()
@@ -322,8 +325,7 @@ def test_claimed_response_is_continued_after_an_outage(
         return prepare_claimed(service, claimed)
 
     monkeypatch.setattr(background, "prepare_claimed", fail_once)
-    with ExitStack() as stack:
-        other = Replica(stack, url)
+    with run_replica(url) as other:
         assert other.create("x", conversation=id_)["error"]["code"] == "conversation_locked"
         other.wait_started()
         other.model.open_gate()
@@ -424,7 +426,6 @@ def test_a_wrong_password_is_not_in_the_error(url: str) -> None:
 
 def test_a_path_with_nul_is_not_found(url: str) -> None:
     """PostgreSQL rejects texts with NUL; an id with one does not exist, as on SQLite."""
-    with ExitStack() as stack:
-        one = Replica(stack, url)
+    with run_replica(url) as one:
         for path in ("/conversations/%00", "/conversations/%00/items", "/responses/%00"):
             assert one.http.get(path).status_code == 404
