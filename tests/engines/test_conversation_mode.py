@@ -66,6 +66,12 @@ async def test_one_object_holds_the_complete_conversation(link: Link) -> None:
     assert "One" in last_text(turn)
 
 
+async def test_responses_in_an_object_are_no_anchors(link: Link, turn: Turn) -> None:
+    """A response inside an object proves nothing for a chain, because the object may have changed."""
+    plan = link.engine.plan(turn.append(user("Two")), mode="chained")
+    assert (plan.anchor, plan.fallback) == (None, "scope")
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("echo", ["no", "missing"])
 async def test_an_answer_outside_the_object_is_healed(

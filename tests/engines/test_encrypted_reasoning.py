@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from engines.fake_server import complete_response, connect_to, json_response, message_item
 from engines.memory_server import EvidenceStore
+from for_each import for_each
 from kedge import Chat
 from kedge.engines import ResponsesEngine
 from kedge.errors import EngineError
@@ -18,6 +19,7 @@ from kedge.memory.evidence import KnownServer
 from kedge.turns import Turn, tool_result, user
 
 INCLUDE = "reasoning.encrypted_content"
+KNOWN: dict[str, Any] = {"known_server": KnownServer()}
 ERRORS: list[tuple[int, dict[str, Any]]] = [
     (400, {"message": "Encrypted content is not supported with this model.", "param": "include"}),
     (400, {"message": "bad request"}),
@@ -89,43 +91,39 @@ async def send(engine: ResponsesEngine, turn: Turn, text: str = "Hello", **optio
     return await engine.run(turn.append(user(text)), streaming=False, **options)
 
 
-async def test_known_hosts_are_asked_at_once_and_others_after_reasoning() -> None:
-    """The first request to an unknown server does not ask; the next one does, because there was reasoning."""
-    server = ReasoningServer()
-    async with open_engine(server) as engine:
-        turn = await send(engine, Turn())
-        await send(engine, turn)
-    known = ReasoningServer()
-    async with open_engine(known, known_server=KnownServer(remembers=True)) as engine:
-        await send(engine, Turn())
-    assert (server.asked, known.asked) == ([False, True], [True])
-    assert server.bodies[1]["previous_response_id"] == "resp_1"
-
-
-@pytest.mark.parametrize("rejects", ERRORS, ids=["named", "400", "422", "500"])
-async def test_a_rejected_request_is_repeated_once_and_remembered_per_model(rejects: Any) -> None:
-    """A server without encrypted reasoning costs one more request for each model."""
-    server = ReasoningServer(rejects=rejects)
-    async with open_engine(server, known_server=KnownServer()) as engine:
-        turn = await send(engine, Turn())
-        turn = await send(engine, turn)
-        await send(engine, turn, model="other")
-    assert server.asked == [True, False, False, True, False]
-
-
-async def test_a_server_may_reject_encrypted_reasoning_and_chaining() -> None:
-    """A request that is repeated for another reason does not ask again for what the server has just rejected."""
-    server = ReasoningServer(rejects=ERRORS[0], chains=False)
-    async with open_engine(server) as engine:
-        turn = await send(engine, Turn())
-        await send(engine, turn)
-    assert server.asked == [False, True, False, False]
+@for_each(
+    ("given", "settings", "sends", "asked"),
+    [
+        # A known host is asked at once, another server once there was reasoning.
+        ({}, KNOWN, [{}], [True]),
+        ({}, {}, [{}, {}], [False, True]),
+        # A server without encrypted reasoning costs one more request for each model.
+        *(
+            ({"rejects": each}, KNOWN, [{}, {}, {"model": "n"}], [True, False, False, True, False])
+            for each in ERRORS
+        ),
+        # A request that is repeated for another reason does not ask for what was just rejected.
+        ({"rejects": ERRORS[0], "chains": False}, {}, [{}, {}], [False, True, False, False]),
+        # Without healing, nothing is requested that might have to be repeated.
+        ({}, KNOWN, [{"heal": False}, {"heal": True}, {"heal": False}], [False, True, True]),
+    ],
+)
+async def test_encrypted_reasoning_is_requested_until_it_is_rejected(
+    given: Any, settings: Any, sends: list[Any], asked: list[bool]
+) -> None:
+    """A rejected request is repeated once without it, which is remembered per model."""
+    server = ReasoningServer(**given)
+    async with open_engine(server, **settings) as engine:
+        turn = Turn()
+        for options in sends:
+            turn = await send(engine, turn, **options)
+    assert server.asked == asked
 
 
 async def test_a_failure_that_is_not_about_reasoning_is_not_remembered() -> None:
     """If the repeated request fails as well, the next one asks again."""
     server = ReasoningServer(broken=True)
-    async with open_engine(server, known_server=KnownServer()) as engine:
+    async with open_engine(server, **KNOWN) as engine:
         with pytest.raises(EngineError):
             await send(engine, Turn())
         server.broken = False
@@ -137,26 +135,17 @@ async def test_an_error_about_another_member_is_raised_at_once() -> None:
     """A request that is rejected for another reason is not repeated."""
     error = {"message": "too hot", "param": "temperature", "code": "invalid_value"}
     server = ReasoningServer(rejects=(400, error))
-    async with open_engine(server, known_server=KnownServer()) as engine:
+    async with open_engine(server, **KNOWN) as engine:
         with pytest.raises(EngineError, match="too hot"):
             await send(engine, Turn())
     assert server.asked == [True]
-
-
-async def test_without_healing_only_what_was_accepted_before_is_requested() -> None:
-    """With ``heal=False`` no request is sent that might have to be repeated."""
-    server = ReasoningServer()
-    async with open_engine(server, known_server=KnownServer()) as engine:
-        for heal in (False, True, False):
-            await send(engine, Turn(), heal=heal)
-    assert server.asked == [False, True, True]
 
 
 async def test_evidence_is_shared_by_engines_with_one_store() -> None:
     """A rejection that one engine has seen is not repeated by another one of the same scope."""
     server, store = ReasoningServer(rejects=ERRORS[1]), EvidenceStore()
     for _ in range(2):
-        settings = {"evidence_store": store, "scope": "s", "known_server": KnownServer()}
+        settings = {"evidence_store": store, "scope": "s", **KNOWN}
         async with open_engine(server, **settings) as engine:
             await send(engine, Turn())
     assert server.asked == [True, False, False]
@@ -165,7 +154,7 @@ async def test_evidence_is_shared_by_engines_with_one_store() -> None:
 async def test_a_full_send_after_a_loss_has_the_reasoning() -> None:
     """After the server has lost its responses, everything is sent with reasoning, unless it was edited."""
     server = ReasoningServer()
-    async with open_engine(server, known_server=KnownServer()) as engine:
+    async with open_engine(server, **KNOWN) as engine:
         turn = await send(engine, await send(engine, Turn(), "One"), "Two")
         server.known.clear()
         await send(engine, turn, "Three")
@@ -194,7 +183,7 @@ async def test_a_server_that_does_not_store_unasked_has_no_data_retention() -> N
 async def test_a_tool_loop_resends_the_reasoning_of_its_call() -> None:
     """The request with the result has the call directly after its reasoning."""
     server = ReasoningServer(stores=False, calls=True)
-    async with open_engine(server, known_server=KnownServer()) as engine:
+    async with open_engine(server, **KNOWN) as engine:
         turn = await send(engine, Turn(), "Call f.")
         await engine.run(turn.append(tool_result("call_resp_1", "1")), streaming=False)
     kinds = [item["type"] for item in server.bodies[-1]["input"]]
@@ -206,7 +195,7 @@ async def test_a_tool_loop_resends_the_reasoning_of_its_call() -> None:
 async def test_chat_may_leave_reasoning_on_the_server(keep: bool) -> None:
     """``Chat(keep_reasoning=False)`` does not request it, and its states are smaller."""
     server = ReasoningServer()
-    async with open_engine(server, known_server=KnownServer()) as engine:
+    async with open_engine(server, **KNOWN) as engine:
         chat = Chat(engine, keep_reasoning=keep)
         answer = await chat.chat_with_state(None, "Hello")
         chat.plan(answer.state, "Again")

@@ -88,6 +88,18 @@ async def test_a_reason_is_healed_once_and_then_raised() -> None:
     assert len(attempts) == 2
 
 
+async def test_response_with_a_reused_id_is_no_anchor() -> None:
+    """The blocks of the response stay in the Turn, without an anchor record."""
+    message = {"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}
+    answer = json_response({"id": "resp_1", "status": "completed", "output": [message]})
+    async with connect_to(answer, trust="always") as engine:
+        turn = await engine.run(Turn([user("Hello")]))
+        assert [each.status for each in get_state(turn).anchors] == ["completed"]
+        turn = await engine.run(turn.append(user("Again")))
+    assert [block.text for block in turn] == ["Hello", "Hi", "Again", "Hi"]
+    assert [each.status for each in get_state(turn).anchors] == ["lost"]
+
+
 CHAINED = RequestSummary(previous_response_id="resp_1")
 FULL = RequestSummary()
 

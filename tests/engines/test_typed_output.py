@@ -52,6 +52,8 @@ async def test_an_invalid_answer_is_requested_again_with_its_problems() -> None:
     assert [e.value for e in events if isinstance(e, OutputAccepted)] == [Sum(result=5)]
     assert [plan.previous_response_id for plan in stream.plans] == ["", "resp_1"]
     assert [len(plan.delta) for plan in stream.plans] == [1, 1]
+    sent, _ = engine.requests[0].resolve_params({"text": {"verbosity": "low"}})
+    assert (sent["text"]["verbosity"], sent["text"]["format"]["name"]) == ("low", "Sum")
     counted = snapshot()["outputs_total"]
     assert counted == {(("outcome", "accepted"),): (1, 1.0), (("outcome", "rejected"),): (1, 1.0)}
 

@@ -165,6 +165,19 @@ def find_bodies(server: TestServer) -> list[dict[str, Any]]:
     return [dict(each.body) for each in server.requests if each.method == "POST"]
 
 
+@STREAMING
+async def test_counts_of_a_trusted_server_are_only_reported(streaming: bool) -> None:
+    """With ``trust="always"`` a count causes no second request: each loss is reported, and a new chain starts."""
+    server = MemoryServer(stores=False)
+    async with connect_to(server.handle, trust="always", clock=FakeClock()) as engine:
+        turn, reports = Turn(), list[list[type[Event]]]()
+        for number in range(6):
+            turn, events = await talk(engine, turn, ORDINARY.format(number), streaming=streaming)
+            reports.append([type(each) for each in find_losses(events)])
+    assert reports == [[], [ServerForgot]] * 3
+    assert ["previous_response_id" in body for body in server.bodies] == [False, True] * 3
+
+
 def replace_clock(turn: Turn, hour: int) -> Turn:
     """Return the Turn with instructions that contain the time."""
     return Turn([system(f"It is {hour} o'clock."), *turn.body], data=turn.data)
@@ -232,7 +245,7 @@ async def test_a_plan_that_depends_on_a_probe_says_so() -> None:
 
 
 def test_the_delay_after_a_loss_doubles_up_to_an_hour() -> None:
-    """The delay doubles with each loss and is reset to a minute after a proof."""
+    """The delay doubles with each loss, is reset after a proof, and has no end if chaining is rejected."""
     evidence, now = ServerEvidence(), 0.0
     delays: list[float] = []
     for _ in range(8):
@@ -245,6 +258,8 @@ def test_the_delay_after_a_loss_doubles_up_to_an_hour() -> None:
     evidence.record_remembered(1)
     evidence.record_loss(now)
     assert evidence.retry_at - now == BASE_COOLDOWN
+    evidence.doubt = "unsupported"
+    assert evidence.open_doubt(10 * MAX_COOLDOWN) == "unsupported"
 
 
 def test_evidence_does_not_change_with_every_response() -> None:

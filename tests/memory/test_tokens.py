@@ -57,50 +57,37 @@ def test_a_count_shows_no_foreign_items_where_it_cannot_be_compared() -> None:
     assert not has_foreign_tokens(usage, BASE, None)
 
 
-def test_token_count_proves_disproves_or_neither() -> None:
+KNOWN = SENT._replace(adds_cached=False)
+
+
+@for_each(
+    ("usage", "base", "sent", "verdict"),
+    [
+        (Usage(534), BASE, SENT, "remembered"),
+        (Usage(14), BASE, SENT, "lost"),
+        (Usage(521), BASE, SENT, "partial"),
+        (Usage(534), BASE, SENT._replace(overhead=480), ""),
+        (Usage(534), BASE, SENT._replace(overhead=None), ""),
+        (None, BASE, SENT, ""),
+        # Changed instructions, tools or formats may make a context smaller.
+        (Usage(14), BASE, SENT._replace(settings=2), ""),
+        # A disproof must also hold with the cached tokens added to the input tokens.
+        (Usage(14, 520), BASE, SENT, ""),
+        (Usage(450, 200), BASE, SENT, "remembered"),
+        # Known servers count them as input, unless there are more cached than other tokens.
+        (Usage(450, 200), BASE, KNOWN, "partial"),
+        (Usage(14, 520), BASE, KNOWN, ""),
+        # A prompt cache also has instructions and tools, which another conversation may have sent.
+        (Usage(390, 384), structs.replace(BASE, cached=384), SENT._replace(overhead=380), "lost"),
+        # Reasoning since the last user message may be dropped.
+        (Usage(234), structs.replace(BASE, reasoning=300), SENT, "remembered"),
+    ],
+)
+def test_token_count_proves_disproves_or_neither(
+    usage: Usage | None, base: TokenCounts, sent: SentTokens, verdict: str
+) -> None:
     """Above what was sent a count proves, below the stored context it disproves, otherwise neither."""
-    assert judge_usage(Usage(input_tokens=534), BASE, SENT) == "remembered"
-    assert judge_usage(Usage(input_tokens=14), BASE, SENT) == "lost"
-    assert judge_usage(Usage(input_tokens=521), BASE, SENT) == "partial"
-    assert judge_usage(Usage(input_tokens=534), BASE, SENT._replace(overhead=480)) == ""
-    assert judge_usage(Usage(input_tokens=534), BASE, SENT._replace(overhead=None)) == ""
-    assert judge_usage(None, BASE, SENT) == ""
-
-
-def test_changed_settings_give_no_disproof() -> None:
-    """Changed instructions, tools or formats may make a context smaller, so a low count proves nothing."""
-    changed = SENT._replace(settings=2)
-    assert judge_usage(Usage(input_tokens=14), BASE, changed) == ""
-
-
-def test_separately_counted_cached_tokens_are_added() -> None:
-    """A disproof must also hold with the cached tokens added to the input tokens."""
-    assert judge_usage(Usage(input_tokens=14, cached_tokens=520), BASE, SENT) == ""
-    assert judge_usage(Usage(input_tokens=450, cached_tokens=200), BASE, SENT) == "remembered"
-
-
-def test_known_servers_count_cached_tokens_as_input() -> None:
-    """More cached tokens than before do not hide that a part of the context is missing."""
-    known = SENT._replace(adds_cached=False)
-    usage = Usage(input_tokens=450, cached_tokens=200)
-    assert judge_usage(usage, BASE, known) == "partial"
-    # More cached than other tokens show that this server counts them apart all the same.
-    assert judge_usage(Usage(input_tokens=14, cached_tokens=520), BASE, known) == ""
-
-
-def test_cached_instructions_do_not_prove_the_context() -> None:
-    """A prompt cache also has instructions and tools, which another conversation may have sent."""
-    base = structs.replace(BASE, cached=384)
-    assert (
-        judge_usage(Usage(input_tokens=390, cached_tokens=384), base, SENT._replace(overhead=380))
-        == "lost"
-    )
-
-
-def test_reasoning_since_the_last_user_message_may_be_dropped() -> None:
-    """Reasoning tokens counted for the anchor may be missing from the next request."""
-    thinking = structs.replace(BASE, reasoning=300)
-    assert judge_usage(Usage(input_tokens=234), thinking, SENT) == "remembered"
+    assert judge_usage(usage, base, sent) == verdict
 
 
 def test_can_prove_requires_a_distinguishable_count() -> None:

@@ -66,6 +66,7 @@ async def test_enter_and_leave_may_be_async(has_leave: bool) -> None:
     turn = await stack.run(Turn([user("hi")]))
     texts = ["hi", "entered", "hello", *(["left"] if has_leave else [])]
     assert [block.text for block in turn.blocks] == texts
+    assert turn.blocks[1].origin == "stamp"
     assert stack.plan(Turn([user("hi")])).full_blocks == 1
 
 
@@ -77,7 +78,7 @@ async def test_no_middleware_is_the_engine_itself() -> None:
 
 
 async def test_the_trace_lists_the_changes_of_each_middleware() -> None:
-    """Added, removed, modified and moved blocks are traced with the middleware's name and direction."""
+    """Blocks that a middleware adds, removes, modifies or moves are traced with its name and direction."""
 
     def edit(turn: Turn) -> Turn:
         first, second = turn.blocks
@@ -87,7 +88,7 @@ async def test_the_trace_lists_the_changes_of_each_middleware() -> None:
         return turn.remove(turn.blocks[0].id)
 
     engine = ScriptedEngine([assistant("hello")])
-    stack = [two_phase(edit, name="editor"), two_phase(None, prune)]
+    stack = [two_phase(edit, name="editor"), BaseMiddleware, two_phase(None, prune)]
     stream, _ = await run_stack(engine, *stack, turn=Turn([user("one"), user("two")]))
     received = [(event.by, event.phase) for event in stream.trace]
     assert received == [("editor", "in"), ("prune", "out")]

@@ -25,7 +25,7 @@ from kedge.compaction import (
 )
 from kedge.conversation import Conversation
 from kedge.conversation.checkpoint import WITHHELD_BODY, RunRecorder
-from kedge.engines import ContentFilters, Engine, Middleware, find_filters
+from kedge.engines import ContentFilters, Engine, Events, Middleware, Request, find_filters
 from kedge.errors import Blocked, InvalidSetting, StreamCut
 from kedge.events import ReasoningDelta, RefusalDelta, TextDelta, ToolCallCompleted
 from kedge.events.run import ToolFinished, ToolStarted
@@ -420,8 +420,9 @@ def assert_clean(*values: object) -> None:
     assert SECRET not in write_out(values)
 
 
-@for_each("streaming", [True, False])
-@for_each("direction", ["both", "in", "out"])
+@for_each(
+    ("direction", "streaming"), [("both", True), ("both", False), ("in", False), ("out", True)]
+)
 @for_each("order", ORDERS)
 async def test_no_tool_result_is_sent_or_shown_in_any_order(
     order: tuple[str, ...], direction: Any, streaming: bool
@@ -499,6 +500,21 @@ async def test_a_result_can_be_blocked(order: tuple[str, ...]) -> None:
     with pytest.raises(Blocked, match="keys"):
         await run_stack(engine, *(middleware[name] for name in order))
     assert len(engine.turns) == 1
+
+
+async def test_redactions_by_filters_are_traced() -> None:
+    """Redactions outside the guard's own position are traced under its name."""
+
+    class Noting(BaseMiddleware):
+        name = "noting"
+
+        def events(self, turn: Turn, request: Request) -> Events:
+            return self.inner.events(turn.append(user(f"It is {SECRET}")), request)
+
+    engine = ScriptedEngine([assistant("done")])
+    run, _ = await run_stack(engine, guard(redact(PATTERN)), Noting)
+    assert [(event.by, event.phase) for event in run.trace] == [("noting", "in"), ("guard", "in")]
+    assert_clean(*engine.turns)
 
 
 async def test_a_middleware_that_calls_run_is_guarded() -> None:

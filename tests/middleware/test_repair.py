@@ -34,6 +34,7 @@ def test_results_are_appended_after_the_complete_answer() -> None:
     repaired = repair_turn(turn)
     assert [each.kind for each in repaired.blocks[1:3]] == ["tool_call", "tool_call"]
     assert find_best_anchor(repaired) == "r"
+    assert repaired.blocks[-1].origin == "repair"
 
 
 block_lists = st.lists(

@@ -187,13 +187,13 @@ async def test_images_are_described_for_text_only_apis() -> None:
 
 
 async def test_a_toolbox_may_be_a_function_of_the_turn() -> None:
-    """It is called before each request, and the calls of an answer run with what it returned."""
+    """It is called before each request, and calls run with the toolbox or functions that it returned."""
 
     def stop(reason: str) -> str:
         return f"stopped: {reason}"
 
-    def select(turn: Turn) -> Toolbox:
-        return Toolbox(add) if len(turn) == 1 else Toolbox(stop)
+    def select(turn: Turn) -> Any:
+        return Toolbox(stop) if len(turn) > 1 else [add]
 
     stopping = make_call(2, "stop", '{"reason": "x"}')
     engine = ScriptedEngine([make_call(1)], [stopping], [assistant("done")])

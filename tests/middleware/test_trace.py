@@ -207,6 +207,15 @@ async def test_an_incomplete_answer_has_its_usage(
     assert "The [redacted] goes out" in message["parts"][0]["content"]
 
 
+async def test_a_filtered_answer_has_its_finish_reason(spans: Spans) -> None:
+    """An answer that a content filter stopped has the finish reason of the conventions."""
+    error = AnswerIncomplete("stopped", code="content_filter")
+    error.response_id = "resp_1"
+    with pytest.raises(AnswerIncomplete):
+        await run_stack(ScriptedEngine(error), trace(spans.tracer))
+    assert spans.read(spans.all[0])["gen_ai.response.finish_reasons"] == ("content_filter",)
+
+
 async def test_a_retried_request_is_marked(spans: Spans) -> None:
     """The span of an attempt that a middleware inside repeats has an error, and the tokens of its response."""
     error = ServerFailed("down", retryable=True)

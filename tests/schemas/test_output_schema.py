@@ -2,6 +2,7 @@
 
 import enum
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -95,6 +96,7 @@ TYPES: dict[str, tuple[Any, str, Any]] = {
     "number": (int, '{"value": 3}', 3),
     "bare number": (int, "3", 3),
     "list": (list[Boat], '{"value": [{"name": "Argo", "oars": 2}]}', [Boat(name="Argo", oars=2)]),
+    "iterable": (Iterable[int], '{"value": [1, 2]}', [1, 2]),
     "union": (Boat | Port, '{"value": {"name": "Argo", "oars": 2}}', Boat(name="Argo", oars=2)),
     "bare union": (Boat | Port, '{"name": "Argo", "oars": 2}', Boat(name="Argo", oars=2)),
     "optional": (int | None, '{"value": null}', None),
