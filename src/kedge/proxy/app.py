@@ -166,8 +166,7 @@ def create_proxy_app(
 
 async def _report_no_route(_: Request, error: Exception) -> Response:
     found = cast("HTTPException", error)
-    message = f"{found.detail}: only requests below /v1 are forwarded"
-    response = build_error(found.status_code, message)
+    response = build_error(found.status_code, f"{found.detail}: requests below /v1 are forwarded")
     response.headers.update(found.headers or {})
     return response
 
