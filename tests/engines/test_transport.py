@@ -31,7 +31,7 @@ from engines.fake_server import (
     sse_response,
 )
 from for_each import for_each
-from kedge.engines import AnthropicEngine, Engine, ResponsesEngine, transport
+from kedge.engines import AnthropicEngine, Engine, ResponsesEngine, http_client, transport
 from kedge.engines.http_client import MAX_RETRY_AFTER, HttpClient, Timeouts, find_proxy
 from kedge.engines.http_errors import MAX_MESSAGE_LENGTH, ErrorBuilder
 from kedge.engines.sdk_client import SdkClient
@@ -361,6 +361,29 @@ async def test_engine_that_is_closed_during_an_answer_reports_a_broken_connectio
             await engine.aclose()
             with pytest.raises(StreamCut, match="the connection broke"):
                 await stream.finish()
+
+
+async def test_a_call_that_is_cancelled_in_an_error_releases_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next call can use the only connection, although the body of the error has not arrived."""
+    started = asyncio.Event()
+
+    async def wait(*_: object) -> bytes:
+        started.set()
+        return await asyncio.Future[bytes]()
+
+    monkeypatch.setattr(http_client, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(http_client, "read_start", wait)
+    with serve_bytes(HEAD.replace(b"200 OK", b"500 Failed"), keep_open=True) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            for _ in range(2):
+                started.clear()
+                task = asyncio.create_task(engine.run(TURN))
+                await asyncio.wait_for(started.wait(), 60)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
 
 
 def make_client() -> HttpClient:

@@ -8,6 +8,7 @@ time of a turn, and to import one of them takes longer than the first answer. An
 import asyncio
 import random
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -125,8 +126,8 @@ class HttpClient:
                     # To release it closes the connection if the body has not arrived completely.
                     source, release = response.content.iter_any(), response.release
                     return RawResponse(self, self.errors, source, release, response.headers)
-                body = await read_start(response.content.iter_any(), self.read_errors)
-                response.close()
+                with closing(response):  # also if the call is cancelled
+                    body = await read_start(response.content.iter_any(), self.read_errors)
                 text = body.decode("utf-8", "replace")
                 error = self.errors.build_error(response.status, text, response.headers)
             retries = await wait_to_retry(error, retries, self.max_retries)
