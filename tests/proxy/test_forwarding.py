@@ -209,7 +209,8 @@ async def test_an_unknown_route_is_an_error_of_the_proxy() -> None:
     async with open_asgi() as client:
         answer = await client.post("/responses", json={"input": "Hello"})
         wrong_method = await client.post("/healthz")
-    assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "GET, HEAD")
+    allowed = set(wrong_method.headers["allow"].split(", "))
+    assert (wrong_method.status_code, allowed) == (405, {"GET", "HEAD"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "kedge_proxy")
     assert "/v1" in answer.json()["error"]["message"]
 
