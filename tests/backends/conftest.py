@@ -1,6 +1,6 @@
 """Fixtures for one server as the upstream and a second server whose backend sends requests to it."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -22,17 +22,14 @@ def serve_backend(upstream: TestServer, kind: str, **settings: Any) -> Generator
 
 
 def make_model(kind: str, base_url: str, **settings: Any) -> Model:
-    """Create a backend of this kind that sends its requests to the server at this address.
-
-    The client's default connection timeout of 5 seconds is too short for a busy machine.
-    """
-    settings.setdefault("timeout", 300)
+    """Create a backend of this kind that sends its requests to the server at this address."""
+    settings.setdefault(
+        "timeout", 300
+    )  # connecting may take longer than 5 seconds on a busy machine
     if kind == "anthropic":
-        versions = {
-            "anthropic-version": "2023-06-01"
-        }  # this version still accepts sampling parameters
-        options: Any = {"base_url": base_url, "api_key": "any", "default_headers": versions}
-        return open_model("anthropic:practice", **options, **settings)
+        # This version still accepts sampling parameters.
+        settings["default_headers"] = {"anthropic-version": "2023-06-01"}
+        return open_model("anthropic:practice", base_url=base_url, api_key="any", **settings)
     name, _, option = kind.partition(", ")
     settings.setdefault("stateless", option == "stateless")
     return open_model(f"{name}:{base_url}#practice", **settings)
@@ -74,24 +71,16 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def fronts(shared: TestServer) -> Iterator[Callable[[str], TestServer]]:
-    """Yield a lookup for the server in front of the upstream, one per kind of backend."""
-    with serve_backends(shared) as servers:
-        yield servers.__getitem__
-
-
-@contextmanager
-def serve_backends(shared: TestServer) -> Generator[dict[str, TestServer]]:
+def fronts(shared: TestServer) -> Iterator[dict[str, TestServer]]:
+    """Yield the servers in front of the upstream, one per kind of backend."""
     with ExitStack() as stack:
         yield {kind: stack.enter_context(serve_backend(shared, kind)) for kind in BACKEND_KINDS}
 
 
 @pytest.fixture
-def server(
-    kind: str, fronts: Callable[[str], TestServer], upstream: TestServer
-) -> Iterator[TestServer]:
+def server(kind: str, fronts: dict[str, TestServer], upstream: TestServer) -> Iterator[TestServer]:
     """Yield the server in front of the upstream, with its own stored responses."""
-    front = fronts(kind)
+    front = fronts[kind]
     front.requests.clear()
     yield front
     front.faults.clear()

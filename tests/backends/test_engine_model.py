@@ -528,7 +528,7 @@ async def answer_with_search(request: Request) -> Response:
 
 
 def test_hosted_search_and_citations_are_passed_on() -> None:
-    """Items of hosted tools keep their members and their place, and texts their citations."""
+    """Items of hosted tools keep their members and their place, and texts their citations, in the form of each API."""
     with (
         serve_handler(answer_with_search) as url,
         connect_backend("responses", url) as client,
@@ -544,19 +544,13 @@ def test_hosted_search_and_citations_are_passed_on() -> None:
             assert message["content"][0]["annotations"] == [CITATION]
             stored = client.responses.retrieve(response.id).output
             assert [item.type for item in stored] == ["web_search_call", "message"]
-
-
-@for_each("stream", [False, True])
-def test_citations_of_web_pages_are_in_chat_completions(stream: bool) -> None:
-    """The Chat Completions API has citations of web pages in another form."""
-    expected = {name: value for name, value in CITATION.items() if name != "type"}
-    messages: Any = [user_message("Is it sunny?")]
-    with (
-        serve_handler(answer_with_search) as url,
-        connect_backend("responses", url) as client,
-    ):
-        answer: Any = client.chat.completions.create(model="m", messages=messages, stream=stream)
-        choices = [chunk.choices[0] for chunk in (answer if stream else [answer])]
-    parts = [(each.delta if stream else each.message).model_dump() for each in choices]
-    found = [each for part in parts for each in part.get("annotations") or ()]
-    assert found == [{"type": "url_citation", "url_citation": expected}]
+        question: Any = {"model": "m", "messages": [user_message("Is it sunny?")]}
+        complete_chat = client.chat.completions.create(**question)
+        streamed_chat = client.chat.completions.create(**question, stream=True)
+        parts = [
+            complete_chat.choices[0].message,
+            *(each.choices[0].delta for each in streamed_chat),
+        ]
+    cited = {name: value for name, value in CITATION.items() if name != "type"}
+    found = [each for part in parts for each in part.model_dump().get("annotations") or ()]
+    assert found == [{"type": "url_citation", "url_citation": cited}] * 2

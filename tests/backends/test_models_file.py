@@ -1,5 +1,7 @@
 """Test loading several models from a file, and the errors for an invalid file."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +9,9 @@ import openai
 import pytest
 from openai import OpenAI
 
+from backends.conftest import open_client
 from for_each import for_each
-from kedge.backends import load_models
+from kedge.backends import Models, load_models
 from kedge.errors import CannotConnect, InvalidSetting
 from kedge.testing import TestServer, serve
 
@@ -19,11 +22,19 @@ def write_models(folder: Path, text: str) -> Path:
     return path
 
 
+@contextmanager
+def connect_models(models: Models) -> Iterator[OpenAI]:
+    """Yield a client of a server with these models."""
+    with (
+        serve(models=models.models, default=models.default) as server,
+        open_client(server) as client,
+    ):
+        yield client
+
+
 def test_models_are_found_by_their_names(tmp_path: Path, upstream: TestServer) -> None:
-    """Each model is served under its name, all are listed, and an unknown name is rejected."""
-    path = write_models(
-        tmp_path,
-        f"""
+    """Each model is served under its name, all are listed, and an unknown name is rejected or that of the default."""
+    tables = f"""
         [models.here]
         model = "practice"
         window = 1000
@@ -32,19 +43,15 @@ def test_models_are_found_by_their_names(tmp_path: Path, upstream: TestServer) -
         model = "chat:{upstream.base_url}#practice"
         [models.there.params]
         temperature = 0.5
-        """,
-    )
-    models = load_models(path)
-    with (
-        serve(models=models.models, default=models.default) as server,
-        OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
-    ):
+        """
+    models = load_models(write_models(tmp_path, tables))
+    with connect_models(models) as client:
         assert [model.id for model in client.models.list()] == ["here", "there"]
         assert client.responses.create(model="here", input="Hello").model == "here"
         assert upstream.requests == []
         assert client.responses.create(model="there", input="Hello").model == "there"
-        assert upstream.requests[-1].body["model"] == "practice"
-        assert upstream.requests[-1].body["temperature"] == 0.5
+        sent = upstream.requests[-1].body
+        assert (sent["model"], sent["temperature"]) == ("practice", 0.5)
         with pytest.raises(openai.BadRequestError) as exc_info:
             client.responses.create(model="other", input="Hello")
         assert (exc_info.value.code, exc_info.value.param) == ("model_not_found", "model")
@@ -54,15 +61,8 @@ def test_models_are_found_by_their_names(tmp_path: Path, upstream: TestServer) -
         assert missing.value.code == "model_not_found"
         with pytest.raises(openai.BadRequestError, match="context"):
             client.responses.create(model="here", input="words " * 2000)
-
-
-def test_default_model_serves_unknown_names(tmp_path: Path) -> None:
-    """The default model serves clients whose model name cannot be configured."""
-    models = load_models(write_models(tmp_path, 'default = "a"\n[models.a]\nmodel = "practice"\n'))
-    with (
-        serve(models=models.models, default=models.default) as server,
-        OpenAI(base_url=server.base_url, api_key="any") as client,
-    ):
+    models = load_models(write_models(tmp_path, f'default = "here"{tables}'))
+    with connect_models(models) as client:
         assert client.responses.create(model="gpt-5", input="Hello").output_text
 
 
@@ -101,13 +101,6 @@ def test_key_is_read_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
     """A model's key is read from the environment variable named by ``key_env``."""
     monkeypatch.setenv("MY_KEY", "secret")
     with serve(token="secret") as guarded:
-        path = write_models(
-            tmp_path,
-            f'[models.a]\nmodel = "chat:{guarded.base_url}#practice"\nkey_env = "MY_KEY"\n',
-        )
-        models = load_models(path)
-        with (
-            serve(models=models.models) as server,
-            OpenAI(base_url=server.base_url, api_key="any") as client,
-        ):
+        table = f'[models.a]\nmodel = "chat:{guarded.base_url}#practice"\nkey_env = "MY_KEY"\n'
+        with connect_models(load_models(write_models(tmp_path, table))) as client:
             assert client.responses.create(model="a", input="Hello").output_text
