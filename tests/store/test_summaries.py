@@ -12,6 +12,7 @@ from kedge.store.summaries import (
     find_by_title,
     list_summaries,
 )
+from kedge.store.tree import list_tree_conversations, load_last_blocks, read_tree
 from kedge.turns import assistant, user
 
 
@@ -119,6 +120,19 @@ async def test_every_filter_and_order_works(store: Store) -> None:
         assert total == len(rows)
         if selection == "active":
             assert rows[0].row.title == first.get(order, "Forked")
+
+
+async def test_tree_is_read_completely(store: Store) -> None:
+    """A tree has the nodes, responses, questions, last blocks and conversations of a fork, too."""
+    row = await create_conversation(store, "Tree", "One", "Two")
+    fork = await store.fork(row, row.head)
+    end = await append_exchange(store, fork, await store.node(row, row.head), "Three")
+    tree = await read_tree(store, row)
+    assert sorted(tree.questions.values()) == ["One", "Three", "Two"]
+    assert len(tree.responses) == 3
+    assert [node.kind for node in tree.nodes] == ["root", *["asked", "answered"] * 3]
+    assert (await load_last_blocks(store, row))[end.id] == assistant("Three!")
+    assert [each.id for each in await list_tree_conversations(store, fork)] == [row.id, fork.id]
 
 
 async def test_conversations_are_found_by_part_of_title(store: Store) -> None:

@@ -26,6 +26,8 @@ from kedge.text import display
         (display.format_age(110, 100), "in a moment"),
         (display.format_age(0, 7200), "2 h ago"),
         (display.format_age(86_400 * 3, 0), "in 3 d"),
+        (display.format_age(None), "\N{EN DASH}"),
+        (display.format_time(None), "\N{EN DASH}"),
         (display.format_time(0), "1970-01-01 00:00:00 UTC"),
         (display.format_timestamp(0), "1970-01-01T00:00:00+00:00"),
         (display.shorten_id("resp_0123456789abcdef"), "resp_…abcdef"),
