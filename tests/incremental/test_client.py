@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from openai import AzureOpenAI, BadRequestError, NotFoundError, OpenAI
 
+from for_each import for_each
 from incremental.conftest import MakeClient
 from incremental.programs import ask, bodies, check_contexts, message, replay
 from kedge.errors import InvalidSetting
@@ -150,7 +151,7 @@ def test_a_retry_of_the_client_is_sent_in_full(server: TestServer, make_client: 
     assert chain_report(client).passed_through["retry"] == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("one", "other", "shared"),
     [
         ({"cookie": "session=1"}, {"cookie": "session=2"}, False),
@@ -159,49 +160,32 @@ def test_a_retry_of_the_client_is_sent_in_full(server: TestServer, make_client: 
         ({"ocp-apim-subscription-key": "1"}, {"ocp-apim-subscription-key": "2"}, False),
         ({}, {"x-goog-api-key": "2"}, False),
         ({"x-request-id": "1"}, {"x-request-id": "2"}, True),
+        ({"query": "Code=1"}, {"query": "Code=2"}, False),
+        ({"login": "ada:1"}, {"login": "bob:2"}, False),
+        # The HTTP client replaces the API key by the login.
+        ({"login": ":a%3Ab%40c", "key": "1"}, {"login": ":a%3Ab%40c", "key": "2"}, True),
     ],
 )
 def test_credentials_identify_an_account(
-    make_client: MakeClient, one: dict[str, str], other: dict[str, str], shared: bool
+    server: TestServer,
+    make_client: MakeClient,
+    one: dict[str, str],
+    other: dict[str, str],
+    shared: bool,
 ) -> None:
-    """Credentials separate accounts; cookies of load balancers do not, because they change at any time."""
-    index = MemoryIndex()
-    clients = [chain(make_client(default_headers=x), index=index) for x in (one, other)]
-    history: list[Any] = []
-    for client in clients:
-        ask(client, history, "Hello")
-    assert chain_report(clients[1]).chained == shared
-
-
-@pytest.mark.parametrize("in_query", [False, True])
-def test_two_users_in_the_url_share_no_anchors(
-    server: TestServer, make_client: MakeClient, in_query: bool
-) -> None:
-    """Different credentials in the base URL or its query separate accounts with the same API key."""
-    index = MemoryIndex()
-    history: list[Any] = []
-    for login in ("ada:1", "bob:2"):
-        query = {"api-version": "1", "Code": login} if in_query else {"api-version": "1"}
-        client = make_client(default_query=query)
-        if not in_query:
+    """Credentials in headers and in the URL separate accounts; cookies of load balancers change at any time."""
+    index, history = MemoryIndex(), list[Any]()
+    chained: list[int] = []
+    for named in (one, other):
+        headers = dict(named)
+        query, login, key = (headers.pop(name, "") for name in ("query", "login", "key"))
+        options: Any = {"default_query": {query[:4]: query[5:]}} if query else {}
+        client = make_client(key or "key", default_headers=headers, **options)
+        if login:
             client.base_url = server.base_url.replace("//", f"//{login}@")
         ask(chain(client, index=index), history, "Hello")
-        assert chain_report(client).chained == 0
-
-
-@pytest.mark.parametrize("login", ["ada:secret", "ada", ":a%3Ab%40c"])
-def test_requests_with_a_login_in_the_url_are_chained(
-    server: TestServer, make_client: MakeClient, login: str
-) -> None:
-    """The HTTP client replaces the API key by the login, which identifies the account."""
-    index = MemoryIndex()
-    history: list[Any] = []
-    for count, api_key in enumerate(("one", "two")):
-        client = chain(make_client(api_key), index=index)
-        client.base_url = server.base_url.replace("//", f"//{login}@")
-        ask(client, history, "Hello")
-        assert chain_report(client).chained == count
-    check_contexts(server, [history[:1], history[:3]])
+        chained.append(chain_report(client).chained)
+    assert chained == [0, shared]
 
 
 def test_a_deleted_response_is_not_used(server: TestServer, client: OpenAI) -> None:

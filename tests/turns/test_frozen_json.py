@@ -207,22 +207,6 @@ def test_struct_with_to_json_is_stored() -> None:
         FrozenMap(state=Loose())
 
 
-def test_map_is_a_mapping() -> None:
-    """Length, membership, iteration, views and repr are those of the dict it was created from."""
-    plain = {"b": [1], "a": {"c": None}}
-    frozen = FrozenMap(plain)
-    assert (len(frozen), list(frozen), "a" in frozen, "z" in frozen) == (2, ["b", "a"], True, False)
-    assert list(frozen.keys()) == ["b", "a"]
-    assert list(frozen.values()) == [(1,), {"c": None}]
-    assert dict(frozen.items()) == {"b": (1,), "a": FrozenMap(c=None)}
-    assert repr(frozen) == repr(plain)
-    assert frozen.get("z") is None
-    assert FrozenMap(None) == FrozenMap() == {}
-    assert FrozenMap({"a": 1}, a=2) == {"a": 2}
-    with pytest.raises(InvalidJSON, match="expected a mapping, got list"):
-        FrozenMap([("a", 1)])  # pyright: ignore[reportArgumentType]
-
-
 @given(json_values(), json_values())
 def test_json_equal_is_symmetric(one: Any, other: Any) -> None:
     """``json_equal`` does not depend on the order of its arguments."""
