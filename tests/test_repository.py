@@ -40,14 +40,6 @@ def test_the_site_contains_every_page() -> None:
     assert sorted(names) == sorted(pages)
 
 
-def test_code_after_a_list_is_not_part_of_its_last_item() -> None:
-    """No page has indented code directly after a list, which would be shown as a paragraph of the list."""
-    joined = re.compile(r"^- .*\n(?:  .*\n)*\n {4}\S.*", re.MULTILINE)
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    assert [page.name for page in pages if joined.search(page.read_text())] == []
-    assert joined.search("- one\n- two,\n  three\n\n    code\n")
-
-
 def test_warnings_of_the_site_are_errors() -> None:
     """The site is built in strict mode without ``--quiet``, which would hide warnings from it."""
     assert re.search(r"^strict: true$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
