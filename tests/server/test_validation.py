@@ -11,6 +11,7 @@ import pytest
 from for_each import for_each
 from kedge.server.errors import ApiError
 from kedge.server.schema import requests
+from kedge.server.schema.items import ITEM_TYPES
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 USER = {"role": "user", "content": "x"}
@@ -21,15 +22,9 @@ ASSISTANT = {
     "status": "completed",
     "content": [{"type": "output_text", "text": "OK", "annotations": []}],
 }
+ITEM_NAMES = sorted(ITEM_TYPES.keys() - {"configuration_update"})
 NAMES = {
-    "<items>": "'additional_tools', 'agent_message', 'apply_patch_call', 'apply_patch_call_output', "
-    "'code_interpreter_call', 'compaction', 'compaction_trigger', 'computer_call', "
-    "'computer_call_output', 'custom_tool_call', 'custom_tool_call_output', 'file_search_call', "
-    "'function_call', 'function_call_output', 'image_generation_call', 'item_reference', "
-    "'local_shell_call', 'local_shell_call_output', 'mcp_approval_request', "
-    "'mcp_approval_response', 'mcp_call', 'mcp_list_tools', 'message', 'multi_agent_call', "
-    "'multi_agent_call_output', 'program', 'program_output', 'reasoning', 'shell_call', "
-    "'shell_call_output', 'tool_search_call', 'tool_search_output', and 'web_search_call'",
+    "<items>": f"{', '.join(map(repr, ITEM_NAMES[:-1]))}, and {ITEM_NAMES[-1]!r}",
     "<includes>": "'file_search_call.results', 'web_search_call.results', "
     "'web_search_call.action.sources', 'message.input_image.image_url', "
     "'computer_call_output.output.image_url', 'code_interpreter_call.outputs', "
