@@ -4,9 +4,11 @@ import base64
 import json
 import sys
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2
 import mcp_types as types
 import pytest
@@ -18,6 +20,7 @@ from kedge.cli import group
 from kedge.errors import CannotConnect, UnconfirmedReference
 from kedge.mcp.server import (
     MAX_BLOCK_CHARS,
+    MAX_BODY_BYTES,
     MAX_OUTPUT,
     StoreTools,
     create_http_app,
@@ -32,6 +35,24 @@ from mcp_tools.tool_server import PNG
 
 KEDGE_MCP = [sys.executable, "-m", "kedge", "mcp"]
 READING = ["search", "list", "show"]
+
+
+async def test_bodies_have_a_deadline(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose body does not arrive in time is answered, and its connection is closed."""
+    monkeypatch.setattr("kedge.mcp.server.READ_SECONDS", 0.01)
+    app = create_http_app(create_mcp_server(StoreTools(store).to_toolbox()), AccessPolicy(None))
+    async with serve_app(app) as url:
+        address = httpx2.URL(url)
+        async with await anyio.connect_tcp(address.host, address.port or 0) as stream:
+            head = (
+                f"POST {address.path} HTTP/1.1\r\nhost: {address.host}\r\ncontent-length: 9\r\n\r\n"
+            )
+            await stream.send(head.encode())
+            answer = b""
+            with suppress(anyio.EndOfStream):
+                while True:
+                    answer += await stream.receive()
+    assert answer.startswith(b"HTTP/1.1 408")
 
 
 @pytest.fixture
@@ -166,6 +187,8 @@ async def test_http_needs_loopback_host_or_token(store: Store) -> None:
         async with httpx2.AsyncClient() as client:
             compressed = await client.post(url, json={}, headers={"content-encoding": "gzip"})
             assert compressed.status_code == 415
+            large = await client.post(url, content=b" " * (MAX_BODY_BYTES + 1))
+            assert (large.status_code, "1,000,000" in large.json()["error"]) == (413, True)
             for header in (
                 {"host": "evil.example"},
                 {"origin": "http://evil.example"},
