@@ -23,7 +23,7 @@ from kedge.engines.chat_completions import build_param_rules, map_tool, render_m
 from kedge.engines.param_rules import map_params
 from kedge.errors import RequestRefused, Unreachable, UnsupportedBlock, UnsupportedParameter
 from kedge.events.run import Healed, ModeChanged
-from kedge.planning import ConversationState, plan_request, set_state
+from kedge.planning import ConversationState, get_state, plan_request, set_state
 from kedge.providers import connect
 from kedge.turns import (
     AssistantBlock,
@@ -374,6 +374,17 @@ async def test_an_unreachable_server_or_a_missing_model_has_advice(
             await run_once(connect(f"chat:{url}#m"))
     with pytest.raises(Unreachable, match="start the server"):
         await run_once(connect("chat:http://127.0.0.1:1/v1#m", max_retries=0))
+
+
+async def test_a_stateless_answer_is_recorded_without_an_anchor() -> None:
+    """The record is marked as not stored, and the state of other servers is unchanged."""
+    known = ConversationState(previous_response_id="resp_1", conversation_id="conv_1")
+    async with connect_to(json_response(ANSWER), "chat") as engine:
+        turn = await engine.run(set_state(Turn([user("x")]), known))
+    state = get_state(turn)
+    assert (state.previous_response_id, state.conversation_id) == ("resp_1", "conv_1")
+    (record,) = state.anchors
+    assert (record.response_id, record.stored, record.expires_at) == ("chatcmpl-1", False, None)
 
 
 REASONING_ANSWER = complete(

@@ -226,6 +226,23 @@ async def test_a_line_of_one_character_is_no_loss(streaming: bool, is_known: boo
     assert ["previous_response_id" in body for body in server.bodies] == [False, True, True, True]
 
 
+@STREAMING
+async def test_a_proven_server_keeps_other_conversations(streaming: bool) -> None:
+    """A conversation whose responses are missing again and again does not stop the others."""
+    server, clock = MemoryServer(rejects_unknown=True), FakeClock()
+    async with connect_to(server.handle, known_server=KNOWN, clock=clock) as engine:
+        lost, _ = await talk(engine, Turn(), "One", streaming=streaming)
+        kept, _ = await talk(engine, Turn(), "Two", streaming=streaming)
+        _, keep = server.stored
+        for number in range(4):
+            server.stored = {keep: server.stored[keep]}
+            lost, _ = await talk(engine, lost, f"Line {number}", streaming=streaming)
+        server.bodies.clear()
+        _, events = await talk(engine, kept, "And?", streaming=streaming)
+    assert find_losses(events) == []
+    assert "previous_response_id" in server.bodies[-1]
+
+
 async def test_a_plan_that_depends_on_a_probe_says_so() -> None:
     """A new engine does not advise against a server that its request then proves."""
     with serve() as server:
