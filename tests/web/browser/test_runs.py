@@ -1,4 +1,4 @@
-"""Answers in Chromium: stopped, reloaded, followed from another tab, and resumed after a restart."""
+"""Answers and workflows in Chromium: stopped, reloaded, followed from another tab, and resumed."""
 
 import socket
 from collections.abc import Iterator
@@ -118,3 +118,25 @@ def test_another_response_is_selected_while_an_answer_is_written(
     expect(tab.locator(".said.assistant .prose").last).to_have_text("answer to wait for me")
     expect(tab.locator("[data-exchange]")).to_have_count(3)  # the run has ended
     expect(composer).to_have_value("a draft")
+
+
+def test_workflow_is_started_and_followed(browser: Browser, tmp_path: Path) -> None:
+    """The page shows each answer when it is stored, without a reload."""
+    gate = GatedModel()
+    with serve_page(tmp_path, model=gate) as page, open_context(browser) as context:
+        watched_tab = WatchedTab(context, page.url)
+        tab = watched_tab.open("/workflows")
+        tab.wait_for_load_state()
+        tab.get_by_text("Start a workflow").click()
+        tab.get_by_label("Kind").select_option("steps")
+        tab.get_by_label("Steps, one in each line").fill("plan: go on\nwrite: wait for {plan}")
+        tab.get_by_role("button", name="Start").click()
+        expect(tab.get_by_text("answer to go on").first).to_be_visible()
+        expect(tab.locator(".page-head .chip.running")).to_be_visible()
+        tab.get_by_text("Prompt").click()
+        expect(tab.get_by_text("go on", exact=True)).to_be_visible()
+        gate.open_gate()
+        expect(tab.locator(".page-head .chip.finished")).to_be_visible()
+        expect(tab.get_by_role("heading", name="Step 2: write")).to_be_visible()
+        expect(tab.get_by_text("go on", exact=True)).to_be_visible()  # still expanded
+        assert watched_tab.problems == []
