@@ -10,6 +10,7 @@ from kedge.server.access import (
     AccessPolicy,
     Credentials,
     check_counts,
+    counts_as_request,
 )
 from kedge.server.errors import HOST_NOT_ALLOWED, RATE_LIMITED, TOKENS_LIMITED, ErrorTemplate
 
@@ -18,6 +19,23 @@ def make_scope(**headers: str) -> Any:
     """Return an ASGI scope with the given headers."""
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http", "headers": pairs}
+
+
+@pytest.mark.parametrize(
+    ("scope", "needed", "is_session", "counts"),
+    [
+        ({"type": "http", "method": "POST"}, "server", False, True),
+        ({"type": "http", "method": "GET"}, "metrics", False, False),
+        ({"type": "websocket"}, "server", False, False),
+        ({"type": "http", "method": "GET"}, "page", True, False),
+        ({"type": "http", "method": "POST"}, "page", True, True),
+    ],
+)
+def test_what_counts_as_a_request(
+    scope: dict[str, str], needed: str, is_session: bool, counts: bool
+) -> None:
+    """Neither metrics nor an opened WebSocket count for the limit of a token, nor what a page reads."""
+    assert counts_as_request(scope, needed, is_session=is_session) is counts
 
 
 @pytest.mark.parametrize(

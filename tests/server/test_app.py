@@ -305,6 +305,15 @@ def test_access_log_has_no_content(caplog: pytest.LogCaptureFixture) -> None:
     assert "hidden" not in caplog.text
 
 
+def test_unexpected_error_is_500(http: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unexpected exception is a 500 error in the API's format, and the server continues to work."""
+    monkeypatch.setattr("kedge.server.schema.requests.check_tool_choice", lambda *_: 1 / 0)
+    answer = http.post("/v1/responses", json=HELLO_REQUEST)
+    assert (answer.status_code, read_error(answer)["type"]) == (500, "server_error")
+    monkeypatch.undo()
+    assert http.post("/v1/responses", json=HELLO_REQUEST).status_code == 200
+
+
 def test_types_of_grouped_errors_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The log has the type of every error of a group, and not its message."""
     inner = ExceptionGroup("tasks", [KeyError("secret"), ValueError("secret")])

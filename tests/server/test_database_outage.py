@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from typing import Any
 
 import psycopg
 import pytest
 
 from kedge.server.settings import Limits
 from postgresql import PostgresServer, create_schema, freeze, list_client_pids
-from server.test_replicas import Replica
+from server.test_replicas import Replica, run_replica
 from server.waiting import TIMEOUT, wait_until
 
 LIMITS = Limits(lease_seconds=1.0, shutdown_seconds=1.0, database_seconds=1.0)
@@ -23,10 +23,11 @@ def url(own_server: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture
-def replica(url: str) -> Iterator[Replica]:
+def replica(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replica]:
     """Yield a server with short limits for its database."""
-    with ExitStack() as stack:
-        yield Replica(stack, url, limits=LIMITS)
+    monkeypatch.setattr("server.test_replicas.LIMITS", LIMITS)
+    with run_replica(url) as running:
+        yield running
 
 
 def read_health(replica: Replica) -> tuple[int, str]:
@@ -58,6 +59,17 @@ def test_frozen_connections_are_replaced(replica: Replica, own_server: PostgresS
     with freeze(list_client_pids(own_server.url)):
         assert replica.http.get(f"/responses/{response['id']}").status_code in (200, 503)
         wait_until(lambda: replica.retrieve(response["id"]).get("status") == "completed")
+
+
+def test_requests_do_not_wait_for_all_that_came_before(replica: Replica) -> None:
+    """An operation that waited too long for its turn fails, instead of waiting for the database as well."""
+    response = replica.create("hello")
+
+    def shorten(service: Any) -> None:
+        service._database.pool.wait_seconds = -1.0  # so that every turn comes too late
+
+    replica.server.call(shorten)
+    assert replica.http.get(f"/responses/{response['id']}").status_code == 503
 
 
 def test_a_conversation_is_unlocked_after_an_outage(replica: Replica, url: str) -> None:
