@@ -17,18 +17,18 @@ from middleware.scripted_engine import ScriptedEngine
 
 
 async def test_transient_errors_are_retried() -> None:
-    """A cut stream is retried after a backoff, and a rate limit after the pause it names."""
+    """A cut stream is retried after a backoff, and a rate limit after the pause it names, up to a limit."""
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    limited = RateLimited("slow down", retryable=True, retry_after=7)
-    engine = ScriptedEngine(StreamCut("cut", retryable=True), limited, [assistant("ok")])
-    turn = await with_middleware(engine, retry(3, sleep=sleep)).run(Turn([user("hi")]))
+    limited = [RateLimited("slow down", retryable=True, retry_after=each) for each in (7, 90)]
+    engine = ScriptedEngine(StreamCut("cut", retryable=True), *limited, [assistant("ok")])
+    turn = await with_middleware(engine, retry(4, sleep=sleep)).run(Turn([user("hi")]))
     assert len(turn) == 2
     assert 0 < pauses[0] <= 0.5
-    assert pauses[1] == 7
+    assert pauses[1:] == [7, 30]
 
 
 async def test_tokens_of_failed_attempts_are_counted() -> None:
