@@ -5,8 +5,17 @@ from pathlib import Path
 import pytest
 
 from for_each import for_each
-from kedge.config import SETTINGS, Config, load_config, mask, mask_url, mask_value, read_config_file
-from kedge.errors import InvalidSetting
+from kedge.config import (
+    SETTINGS,
+    Config,
+    load_config,
+    mask,
+    mask_url,
+    mask_value,
+    read_config_file,
+    store_url,
+)
+from kedge.errors import CannotOpenStore, InvalidSetting
 
 TOKEN = "planted-token-0123456789abcdef"
 
@@ -150,3 +159,24 @@ def test_no_part_of_an_unescaped_password_is_shown(separator: str) -> None:
     """An address with such a password is a mistake, which must not show it."""
     address = f"postgresql://ada:planted{separator}pass@db:5432/kedge?sslmode=require"
     assert mask_url(address) == "postgresql://ada:…@db:5432/kedge?sslmode=require"
+    model = f"responses:http://ada:planted{separator}pass@127.0.0.1:9/v1#m"
+    assert mask_url(model) == "responses:http://ada:…@127.0.0.1:9/v1#m"
+
+
+def test_no_secret_member_of_an_address_is_shown() -> None:
+    """Members with a secret are masked in queries and in connection strings, which are no addresses of stores."""
+    for address in (
+        "host=h password = planted dbname=d",
+        r"host=h password='it\'s planted' dbname=d",
+        r"dbname=d password=is\ planted",
+    ):
+        assert "planted" not in mask_url(address)
+        with pytest.raises(CannotOpenStore, match="postgresql://user@host") as error:
+            store_url(address)
+        assert "planted" not in str(error.value)
+    for name in ("api_key", "api-key", "token"):
+        assert mask_url(f"responses:http://h/v1?{name}=planted&a=1") == (
+            f"responses:http://h/v1?{name}=…&a=1"
+        )
+    for address in ("http://[::1]:8484/v1#claude@1", "responses:http://h:8484?x#a@b"):
+        assert mask_url(address) == address

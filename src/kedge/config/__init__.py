@@ -37,6 +37,8 @@ def data_dir() -> Path:
 
 URL_FORMATS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/database"
 _NOT_FILES = frozenset({"", "postgres", "postgresql", "sqlite", "memory"})
+_LIBPQ = re.compile(r"(?:^|\s)(?:host|hostaddr|dbname|user|password)\s*=")
+"""A member of a connection string of PostgreSQL."""
 """Names of databases, which are not meant as files, also with a colon behind them."""
 
 
@@ -54,10 +56,10 @@ def store_url(address: str = "", *, create: bool = True) -> str:
         return address
     if address == ":memory:":
         return "sqlite://:memory:"
-    if address and address.partition(":")[0] in _NOT_FILES:
+    if address and (address.partition(":")[0] in _NOT_FILES or _LIBPQ.search(address)):
         raise CannotOpenStore(
-            f"{address!r} is neither an address nor a file; use one of {URL_FORMATS}, or the path of a file such as "
-            "'chat.db'"
+            f"{mask_url(address)!r} is neither an address nor a file; use one of {URL_FORMATS}, or the "
+            "path of a file such as 'chat.db'"
         )
     if not address and create:
         data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -306,7 +308,14 @@ def mask(secret: str) -> str:
 
 def mask_url(url: str) -> str:
     """Return an address with its password masked."""
-    # Also a password with /, ? or # that is not escaped.
+    # Also a password with /, ? or # that is not escaped; but a port may be followed by such a path.
     url = re.sub(r"(?i)(postgres(?:ql)?://[^/@:]*):\S*@", r"\1:…@", url)
-    url = re.sub(r"(?<=://)([^/@:]*):[^/?#\s]*@", r"\1:…@", url)
-    return re.sub(r"(?i)((?:^|[\s?&])[a-z_]*password=)('[^']*'|[^&\s]*)", r"\1…", url)
+    url = re.sub(r"(?<=://)([^/@:\[\s]*):(?!\d+[/?#])\S*@", r"\1:…@", url)
+    return _SECRET_MEMBER.sub(r"\1…", url)
+
+
+_SECRET_MEMBER = re.compile(
+    r"((?:^|[\s?&])[a-z_]*(?:password|api[_-]?key|token)\s*=\s*)('(?:[^'\\]|\\.)*'?|(?:[^&\s\\]|\\.)*)",
+    re.IGNORECASE,
+)
+"""A member of an address whose value is secret; in a connection string it may be quoted."""
