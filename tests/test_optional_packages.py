@@ -22,16 +22,24 @@ ROOT = Path(__file__).parents[1]
 SERVE = """
 import sys
 sys.modules.update(dict.fromkeys(("openai", "cryptography")))
+from kedge import Turn, connect, user
 from kedge.chat import Chat, new_key
 from kedge.cli import main
 from kedge.errors import InvalidSetting
+from kedge.testing import serve
+with serve() as server:
+    for settings in {}, {"transport": "websocket"}, {"mode": "stateless"}:
+        with connect("openai:practice", base_url=server.base_url, api_key="k", **settings).sync as engine:
+            turn = engine.run(Turn([user("My name is Ada.")]))
+            turn = engine.run(turn.append(user("What did I say first?")))
+            print(turn.blocks[-1].text, flush=True)
 try:
     Chat("practice", state_key=new_key())
 except InvalidSetting as error:
     print(error, flush=True)
 main(["serve", "--port", "0", "--db", ":memory:", "--json"])
 """
-"""Without the packages of extras, prints the error of a key for states, and serves."""
+"""Without the packages of extras, prints three answers and the error of a key for states, and serves."""
 ENCRYPTION = "pip install 'kedge-llm[encryption]'"
 SEALED = {"type": "reasoning", "summary": [], "encrypted_content": "Z0FBQQ=="}
 ENCRYPTED = [
@@ -43,8 +51,8 @@ ENCRYPTED = [
 """Paths and members of requests whose answers would be encrypted."""
 
 
-def test_serve_and_its_page_need_no_extra(tmp_path: Path) -> None:
-    """The page and chained and streamed responses work; what would be encrypted names the extra."""
+def test_engines_and_the_server_need_no_extra(tmp_path: Path) -> None:
+    """Engines, the page and chained and streamed responses work; what would be encrypted names the extra."""
     folders = dict.fromkeys(("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(tmp_path))
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE],
@@ -55,6 +63,8 @@ def test_serve_and_its_page_need_no_extra(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     try:
+        answers = [process.stdout.readline() for _ in range(3)]
+        assert answers == ['You said first: "My name is Ada."\n'] * 3
         assert ENCRYPTION in process.stdout.readline()
         urls = json.loads(process.stdout.readline())
         with httpx2.Client(timeout=300, follow_redirects=True) as http:
