@@ -95,6 +95,7 @@ def test_response_expires_with_a_margin_and_with_its_root(
     ("facts", "reason"),
     [
         ({}, None),
+        ({"depth": 3}, None),
         ({"depth": 4}, "too_deep"),
         ({"response_id": ""}, "unproven"),
         ({"scope": "there"}, "scope"),
