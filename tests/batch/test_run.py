@@ -148,8 +148,9 @@ async def test_result_is_for_one_request(batch: dict[str, Any], server: TestServ
         *({"prompts": ("What is 5 + 5?",)}, {"system": "Be brief."}, {"model": "practice"}),
         *({"params": {"temperature": 0}}, {"params": json_format}),
     ]
-    for changed in changes:
-        summary = await run_batch([replace(line, **changed)], **batch)
+    other = {**batch, "model": "practice"}
+    for changed, used in [*((each, batch) for each in changes), ({}, other)]:
+        summary = await run_batch([replace(line, **changed)], **used)
         assert (summary.skipped, summary.failed, summary.errors) == (0, 1, {"KeyReused": 1})
         assert "give the line a new id" in read_results(batch)["a"]["error"]
         assert len(server.requests) == 1

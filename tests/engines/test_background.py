@@ -10,6 +10,8 @@ from starlette.responses import Response
 from engines.fake_server import connect_to, json_response
 from engines.runs import Link, last_text, request_bodies
 from kedge import Chat
+from kedge.compaction import CompactionRequest, CompactionResult, Compactor
+from kedge.compaction.base import unchanged_result
 from kedge.engines import ResponsesEngine
 from kedge.errors import InvalidTurn, RequestRefused, ServerFailed
 from kedge.events import TextDelta
@@ -218,11 +220,19 @@ async def test_typed_output_waits_for_the_background(engine: ResponsesEngine) ->
 
 
 async def test_the_state_of_a_chat_keeps_the_id(link: Link) -> None:
-    """A chat continues with the answer when it is called with the state and no message."""
-    chat = Chat(link.engine)
+    """A chat continues with the answer when it is called with the state; only the answer is compacted."""
+    compacted: list[int] = []
+
+    class Recorder(Compactor):
+        async def compact(self, request: CompactionRequest) -> CompactionResult:
+            compacted.append(len(request.blocks))
+            return unchanged_result(request, "recorder")
+
+    chat = Chat(link.engine, compactor=Recorder())
     queued = await chat.chat_with_state(None, "Say: Hello there.", background=True)
     assert queued.text == ""
     assert queued.response_id
-    answer = await Chat(link.engine).chat_with_state(queued.state)
+    answer = await Chat(link.engine, compactor=Recorder()).chat_with_state(queued.state)
+    assert compacted == [2]
     assert (answer.text, answer.response_id) == ("Hello there.", queued.response_id)
     assert count_requests(link.server) == 1

@@ -6,9 +6,10 @@ import anyio
 import pytest
 
 from for_each import for_each
-from kedge.errors import EngineError
+from kedge.compaction import MessageLimitCompactor, TurnCompacted
+from kedge.errors import EngineError, ResendTooLong
 from kedge.events.run import ToolFinished, ToolStarted
-from kedge.middleware import find_open_calls, guard, redact, tools, with_middleware
+from kedge.middleware import compact, find_open_calls, guard, redact, tools, with_middleware
 from kedge.middleware.compose import with_default_middleware
 from kedge.observe import snapshot
 from kedge.planning import find_problems
@@ -117,6 +118,16 @@ async def test_an_error_in_a_later_round_has_the_results_so_far() -> None:
         await with_middleware(engine, tools(add)).run(GO)
     assert exc_info.value.turn is not None
     assert result_texts(exc_info.value.turn) == ["3"]
+
+
+async def test_nothing_is_compacted_between_rounds() -> None:
+    """If the server loses the context after a call, the complete Turn is sent again, whatever its size."""
+    engine = ScriptedEngine([make_call(1)], ResendTooLong("too long"), [assistant("done")])
+    stack = compact(MessageLimitCompactor(1), resend_limit=10**9), tools(add)
+    stream, events = await run_stack(engine, *stack, turn=GO)
+    assert [e.occasion for e in events if isinstance(e, TurnCompacted)] == ["answered"]
+    assert stream.turn.blocks[-1] == assistant("done")
+    assert [request.resend_limit for request in engine.requests] == [10**9, 10**9, None]
 
 
 async def test_an_open_call_of_the_caller_at_the_limit_ends_the_run() -> None:
