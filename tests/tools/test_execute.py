@@ -155,7 +155,7 @@ async def test_an_error_of_a_tool_is_its_result(error: Any, text: str) -> None:
 
 
 async def test_failed_calls_are_retried() -> None:
-    """A failing call is retried up to ``retries`` times, each time with newly parsed arguments."""
+    """A failing call is retried up to ``retries`` times, each time with newly parsed arguments of its approver."""
     lists: list[list[int]] = []
 
     @tool(retries=2, retry_wait=0)
@@ -166,7 +166,8 @@ async def test_failed_calls_are_retried() -> None:
             raise OSError("not yet")
         return "now"
 
-    run = await run_one(flaky, numbers=[1, 2])
+    edit = Edit({"numbers": [1, 2]}, tell=False)
+    run = await run_approved(lambda _: edit, flaky, numbers=[9])
     assert (run.outcome, run.attempts, run.result.text) == ("ok", 3, "now")
     assert lists == [[1, 2]] * 3
 
