@@ -10,6 +10,7 @@ from kedge.database.transactions import Tx
 from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore
 from kedge.planning import ConversationState, TokenCounts, get_state
 from kedge.store import RequestRecord, Store, conversations
+from kedge.store.nodes import parse_position
 from kedge.turns import FrozenMap, Turn, dumps, loads
 from store.sample_conversations import SCOPE, create_conversation
 
@@ -239,16 +240,31 @@ async def test_missing_rows_raise(store: Store) -> None:
     for name in ("conv_nothing", cast("Any", None)):
         with pytest.raises(NotInStore, match=f"there is no conversation {name!r}"):
             await store.conversation(name)
-    numbers: list[Any] = [root.id, 10**6, 1.5, True, -1, 10**30, "9" * 30, "9" * 5000]
+    numbers: list[Any] = [root.id, 10**6, 1.5, True, -1, 10**30, str(row.head), "9" * 5000]
     for at in numbers:
         for call in (store.load, store.node, store.path, store.children, store.newest_below):
             with pytest.raises(NotInStore, match="there is no node"):
                 await call(row, at)
         with pytest.raises(NotInStore):
             await store.fork(row, at)
-    for at in [*numbers, cast("Any", None)]:
+    for at in [*numbers, "", cast("Any", None)]:
         with pytest.raises(NotInStore, match="no node"):
             await store.find_node(row, at)
+    assert [parse_position(text) for text in ("", "head", "7", "9" * 101)] == [
+        *("head", "head", 7, "9" * 101)
+    ]
+
+
+async def test_a_response_id_of_digits_is_no_node_number(store: Store) -> None:
+    """The response of a server that counts its responses is found by its id, not the node with this number."""
+    row, nodes = await create_conversation(store, 1)
+    number = nodes[0].id
+    response = make_response(1, provider_response_id=str(number))
+    answer = await store.append(
+        row, nodes[1], [assistant("Again")], response=response, head=nodes[1].id
+    )
+    assert await store.find_node(row, str(number)) == answer
+    assert await store.find_node(row, number) == nodes[0]
 
 
 async def test_tags_are_read_in_queries(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

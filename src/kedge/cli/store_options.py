@@ -312,8 +312,10 @@ def _choose_by_title(titled: "list[ConversationRow]") -> "ConversationRow":
 
 async def find_node(store: "Store", row: "ConversationRow", at: str) -> "Node":
     """Find a node by its number, by the id of its response, or as ``head``."""
+    from kedge.store.nodes import parse_position
+
     try:
-        return await store.find_node(row, at)
+        return await store.find_node(row, parse_position(at))
     except NotInStore as error:
         raise NotInStore(f"{error}; 'kedge tree' lists them") from None
 

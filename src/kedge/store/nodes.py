@@ -166,29 +166,32 @@ def list_nodes(tx: Tx, conversation: ConversationRow) -> list[Node]:
     return select_tree(tx, conversation.tree)
 
 
-def find_node(tx: Tx, conversation: ConversationRow, at: int | str = "") -> Node:
+def parse_position(text: str) -> int | str:
+    """Return the position that a user wrote: a node number, the id of a response, or ``head`` if it is empty."""
+    if text.isascii() and text.isdecimal() and len(text) <= MAX_NUMBER_LENGTH:
+        return int(text)
+    return text or "head"
+
+
+def find_node(tx: Tx, conversation: ConversationRow, at: int | str = "head") -> Node:
     """Return the node at a position of the conversation's tree.
 
     Args:
         tx: The transaction.
         conversation: A conversation on the tree.
         at: A node number, the provider's id of a response, or ``head``, which is the default: the head
-            when the row was read.
+            when the row was read. A text is never a node number: some servers count their responses.
 
     Raises:
         NotInStore: The conversation was deleted, or its tree has no such node or response.
     """
-    at = conversation.head if at in ("", "head") else at
-    position: object = at
-    if isinstance(at, str) and at.isascii() and at.isdecimal():
-        position = int(at) if len(at) <= MAX_NUMBER_LENGTH else None
-    found = None
-    if isinstance(position, str):
-        found = find_response_node(tx, conversation, position)
-    elif is_row_number(position):
-        found = get_node(tx, conversation, position)
+    position = conversation.head if at == "head" else at
+    if isinstance(position, str):  # without an id, which some servers omit, no response is meant
+        found = find_response_node(tx, conversation, position) if position else None
+    else:
+        found = get_node(tx, conversation, position) if is_row_number(position) else None
     if found is None:
-        raise NotInStore(f"there is no node or response {at!r} in this conversation")
+        raise NotInStore(f"there is no node or response {position!r} in this conversation")
     return found
 
 

@@ -15,6 +15,7 @@ from kedge.conversation.lookup import MODEL_KEY, add_candidates
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
 from kedge.server.sse import EventStreamResponse, encode_data
+from kedge.store.nodes import parse_position
 from kedge.store.summaries import list_labels, load_attached
 from kedge.store.tree import build_response_graph, read_tree
 from kedge.turns import dump_block, system, user
@@ -129,7 +130,7 @@ async def search_messages(call: ApiCall, query: schemas.SearchQuery) -> shapes.S
 async def read_turns(call: ApiCall, query: schemas.PathQuery) -> shapes.TurnPage:
     """Read the blocks of a conversation."""
     row = await call.store.conversation(call.id)
-    node = await call.store.find_node(row, query.at)
+    node = await call.store.find_node(row, parse_position(query.at))
     if query.last is None:
         blocks, offset = (await call.store.load(row, node.id)).blocks, query.offset
         blocks = blocks[offset : None if query.limit is None else offset + query.limit]

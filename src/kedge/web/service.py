@@ -20,6 +20,7 @@ from kedge.errors import CannotConnect, KedgeError, NotInStore
 from kedge.server.access import CALLER_KEY
 from kedge.store import AccessToken, ConversationRow, Hit, Node, RequestRecord, Store, summaries
 from kedge.store import tree as trees
+from kedge.store.nodes import parse_position
 from kedge.turns import Block, SystemBlock
 from kedge.web.models import ModelSelector
 from kedge.web.plan_card import (
@@ -116,7 +117,7 @@ class ConversationService:
             CannotConnect: If the conversation's model is not available here; nothing was written.
         """
         row, tree = await self._read_tree(name)
-        node = (await self.store.find_node(row, at)).id
+        node = (await self.store.find_node(row, parse_position(at))).id
         choice = self.models.select(row, await self.store.newest_response(row, node), model)
         settings = dict(self.settings)
         settings["middleware"] = (*middleware, *settings.get("middleware", ()))
@@ -145,7 +146,7 @@ class ConversationService:
         """
         row, tree = await self._read_tree(name)
         chain = trees.build_response_graph(tree, self.clock())
-        node = (await self.store.find_node(row, at)).id
+        node = (await self.store.find_node(row, parse_position(at))).id
         if block:
             node = await self._find_view_of(row, tree, node, block)
         loaded, nodes = await self.store.load(row, node), trees.path_to(tree, node)
@@ -232,7 +233,7 @@ class ConversationService:
         """Compare the paths to two nodes block by block, for the template."""
         row, tree = await self._read_tree(name)
         chain = trees.build_response_graph(tree, self.clock())
-        ends = [(await self.store.find_node(row, end)).id for end in (left, right)]
+        ends = [(await self.store.find_node(row, parse_position(end))).id for end in (left, right)]
         blocks = [(await self.store.load(row, end)).blocks for end in ends]
         rows, common = await to_thread.run_sync(build_diff, blocks[0], blocks[1])
         labels = [_node_label(chain, chain.shown_nodes.get(end, end)) for end in ends]
