@@ -362,8 +362,10 @@ async def test_handshake_requires_the_token() -> None:
             assert (await ws_client.create_and_read())["type"] == "response.completed"
 
 
-async def test_foreign_origins_and_other_paths_are_rejected(server: TestServer) -> None:
-    """A handshake from a page of another origin is rejected; one from a page of the server is accepted."""
+async def test_foreign_origins_and_other_paths_are_rejected(
+    server: TestServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handshake from a page of another origin is rejected, without an error in the log; an own one is accepted."""
     for origin in ("https://evil.example", "http://localhost:3000", "null"):
         headers = {"Origin": origin}
         status, error = await reject_handshake(server, additional_headers=headers)
@@ -371,6 +373,7 @@ async def test_foreign_origins_and_other_paths_are_rejected(server: TestServer) 
     with pytest.raises(InvalidStatus):
         async with connect_client(server, path="/conversations"):
             pass
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
     async with connect_client(server, additional_headers={"Origin": server.url}) as ws_client:
         ended = await ws_client.create_and_read(stream=False, background=False)  # without effect
     assert ended["type"] == "response.completed"

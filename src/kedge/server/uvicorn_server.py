@@ -103,7 +103,7 @@ class LimitedServer(uvicorn.Server):
             "timeout_keep_alive": math.ceil(idle_seconds),
         }
         super().__init__(uvicorn.Config(app, **defaults | options))
-        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+        logging.getLogger("uvicorn.error").addFilter(_is_problem)
         self._idle_seconds = idle_seconds
         self._idle_since: dict[Any, tuple[Any, float]] = {}
 
@@ -138,10 +138,14 @@ class LimitedServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Return whether a log record is about something else than a response that the shutdown cut off."""
+def _is_problem(record: logging.LogRecord) -> bool:
+    """Return whether a log record is about something else than a client, or a response that the shutdown cut off.
+
+    uvicorn reports a WebSocket that was rejected with a response as if the app had not answered.
+    """
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, asyncio.CancelledError)
+    is_rejection = record.msg == "ASGI callable returned without completing handshake."
+    return not (is_rejection or isinstance(error, asyncio.CancelledError))
 
 
 class UvicornServer(LimitedServer):
