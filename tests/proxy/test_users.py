@@ -366,11 +366,12 @@ def test_a_failing_store_rejects_tokens(
 )
 @for_each("content_type", ["text/event-stream", "", "text/plain"])
 def test_usage_is_parsed_from_every_form(data: str, expected: int, content_type: str) -> None:
-    """Data without usage or JSON counts as zero; some servers send streams without their type, or as text."""
-    reader = UsageReader(content_type)
-    for chunk in (b": comment\n\ndata: 1\n", b"\ndata: ", data.encode(), b"\n\n"):
-        reader.feed(chunk)
-    assert reader.finish() == expected
+    """Data without usage or JSON counts as zero; some servers send streams without their type, or without an end."""
+    for end in (b"\n\n", b"\n", b""):
+        reader = UsageReader(content_type)
+        for chunk in (b": comment\n\ndata: 1\n", b"\ndata: ", data.encode(), end):
+            reader.feed(chunk)
+        assert reader.finish() == expected
 
 
 def test_a_too_large_event_is_skipped(

@@ -110,8 +110,13 @@ class UsageReader:
         """Return the tokens of the response: those of its input and its output."""
         if self._events is None and self._body.startswith((b"data:", b"event:", b":")):
             self._events = SSEDecoder()  # some servers send streams without their content type
-            self.feed(bytes(self._body) + b"\n\n")
-        elif self._body:
+            self.feed(bytes(self._body))
+            self._body.clear()
+        for message in (
+            self._events.close() if self._events else ()
+        ):  # without a blank line at its end
+            self.read(message.data)
+        if self._body:
             self.read(self._body)
             if self._body.startswith(b"{") and not decode_object(self._body):  # cut off
                 self._passed += len(self._body) // BYTES_PER_TOKEN
