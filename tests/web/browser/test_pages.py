@@ -70,6 +70,39 @@ def test_forking_creates_a_branch(page: PageServer, open_tab: OpenTab) -> None:
     expect(tab.get_by_label("Your message")).to_have_value("A draft")
 
 
+def test_two_branches_are_compared_side_by_side(page: PageServer, open_tab: OpenTab) -> None:
+    """Two branches chosen from the list of branches are shown side by side."""
+    name = page.create_conversation("Shared", "To the left")
+    nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+    page.post(f"/api/conversations/{name}/turns", text="To the right", at=nodes[0]["node"])
+    tab = open_tab(page, f"/conversations/{name}")
+    tab.get_by_text("Compare").first.click()
+    tab.get_by_role("button", name="Compare").click()
+    expect(tab.locator("[data-side=left] .said.user .prose")).to_have_text("To the right")
+    expect(tab.locator("[data-side=right] .said.user .prose")).to_have_text("To the left")
+    left, right = (
+        tab.locator(f"[data-side={side}]").first.bounding_box() for side in ("left", "right")
+    )
+    assert left
+    assert right
+    assert left["x"] + left["width"] <= right["x"]
+    assert left["y"] == right["y"]
+
+
+def test_recent_conversations_are_listed(empty_page: PageServer, open_tab: OpenTab) -> None:
+    """A conversation lists the recent ones, marks itself, and links to the others."""
+    other = empty_page.create_conversation("About lighthouses")
+    name = empty_page.create_conversation("About harbours", title="Harbours")
+    tab = open_tab(empty_page, f"/conversations/{name}")
+    recent = tab.get_by_role("navigation", name="Recent conversations")
+    expect(recent.locator("[aria-current]")).to_have_text("Harbours")
+    recent.get_by_role("link", name="About lighthouses").click()
+    tab.wait_for_url(f"**/conversations/{other}")
+    expect(recent.locator("[aria-current]")).to_have_text("About lighthouses")
+    recent.get_by_role("button", name="New conversation").click()
+    expect(tab.get_by_label("Your message")).to_be_focused()
+
+
 def test_graph_is_navigated_by_keyboard(page: PageServer, open_tab: OpenTab) -> None:
     """Keys select a response, the chat shows its path, and the address is a permalink; drafts are retained."""
     name = page.create_conversation("First", "Second", "Third")
@@ -294,8 +327,8 @@ def test_answer_is_regenerated_on_a_new_branch(page: PageServer, open_tab: OpenT
 
 
 @pytest.mark.parametrize("settings", [{"permissions": ["clipboard-read", "clipboard-write"]}])
-def test_answer_and_code_are_copied(page: PageServer, open_tab: OpenTab) -> None:
-    """An answer is copied as Markdown, a code block without its fences."""
+def test_code_is_highlighted_and_copied(page: PageServer, open_tab: OpenTab) -> None:
+    """An answer is copied as Markdown, a code block, which has colors, without its fences."""
     name = page.create_conversation(blocks=[user("How?"), assistant(ANSWER)])
     tab = open_tab(page, f"/conversations/{name}")
     answer = tab.locator(".said.assistant")
@@ -307,6 +340,9 @@ def test_answer_and_code_are_copied(page: PageServer, open_tab: OpenTab) -> None
     tab.wait_for_function(
         "text => navigator.clipboard.readText().then(each => each === text)", arg=CODE
     )
+    code = tab.locator(".prose pre code")
+    shown = (code, code.get_by_text("def", exact=True), code.get_by_text("# approx"))
+    assert len({each.evaluate("each => getComputedStyle(each).color") for each in shown}) == 3
 
 
 @pytest.mark.parametrize("settings", [NARROW])
