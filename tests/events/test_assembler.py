@@ -203,6 +203,11 @@ def test_events_give_blocks(name: str) -> None:
             "differs between the stream and the finished response",
         ),
         (
+            [PartCompleted("text", each, "m", 0, 0) for each in ("this", "secret")],
+            [assistant("this")],
+            "",
+        ),
+        (
             [done("this"), listing(message_item("this", "msg_9", status="completed"))],
             [assistant("this")],
             "",
@@ -337,7 +342,7 @@ def test_damaged_stream_is_a_failure(stream: list[StreamEvent]) -> None:
 
 
 def test_last_event_overrides_earlier_ones() -> None:
-    """Values of the final event override those of the first, which are used if it has none."""
+    """Values of the final event override those of the first; of several errors the first counts."""
     start = ResponseStarted("resp_1", "m1", 5.0, "resp_0", echoed=True)
     result = assemble([start, ResponseCompleted("resp_2", "m2", 6.0, None, echoed=True)])
     assert (result.response_id, result.model, result.created_at) == ("resp_2", "m2", 6.0)
@@ -345,6 +350,7 @@ def test_last_event_overrides_earlier_ones() -> None:
     result = assemble([start, ResponseCompleted()])
     assert (result.response_id, result.model, result.created_at) == ("resp_1", "m1", 5.0)
     assert (result.previous_response_id, result.echoed) == ("resp_0", True)
+    assert assemble([StreamFailed("oops"), StreamFailed("other")]).code == "oops"
 
 
 def test_blocks_can_be_read_while_streaming() -> None:

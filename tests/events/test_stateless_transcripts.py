@@ -195,6 +195,15 @@ def test_message_beside_an_empty_delta_is_not_read_twice() -> None:
         assert list(decode_chunks(*started, ending).blocks) == [assistant("Hello")]
 
 
+def test_only_the_first_choice_is_read_and_each_text_once() -> None:
+    """Other choices are ignored, and so is reasoning that is repeated under another name."""
+    other = chunk({"content": "No"})
+    other["choices"][0]["index"] = 1
+    both = chunk({"reasoning_content": "Hm.", "reasoning": "Hm."})
+    found = decode_chunks(both, chunk({"content": "Yes"}), other, chunk({}, "stop"))
+    assert list(found.blocks) == [reasoning(text="Hm."), assistant("Yes")]
+
+
 @for_each(
     ("name", "reason", "code", "usage"),
     [
@@ -458,6 +467,15 @@ def test_blocks_without_a_start_are_read() -> None:
     assert found.completed
     assert list(found.blocks) == [reasoning(text="Hm."), assistant("Hello")]
     assert found.usage == Usage(3, 0, 2, 0, 5)
+
+
+@for_each(("ends", "status"), [([content_block(0, "stop")], "completed"), ([], "incomplete")])
+def test_a_refusal_inside_a_block_is_incomplete(ends: list[Any], status: str) -> None:
+    """A refusal completes an answer only if all of its blocks have ended."""
+    delta = content_block(0, "delta", delta={"type": "text_delta", "text": "I"})
+    end = message_end("refusal")
+    found = decode_messages(AnthropicDecoder(), MESSAGE_START, delta, *ends, *end)
+    assert found.status == status
 
 
 def test_content_blocks_that_overlap_are_complete() -> None:

@@ -117,6 +117,12 @@ def test_missing_call_id_falls_back_to_the_item_id(
     assert (decoder.calls.extracted, decoder.calls.fallen_back) == (0, 1)
 
 
+def test_an_item_id_that_is_the_id_of_another_call_is_no_fallback() -> None:
+    """Two calls never have the same id, also if one has no id and its item is named like the other."""
+    calls = decode_calls(item_done("fc_1", "x"), item_done("x", ABSENT, 1), response_completed())
+    assert (len(set(calls)), calls[0]) == (2, ("x", "{}"))
+
+
 def test_summary_of_a_cut_stream_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The summary of a cut stream lists the open calls, and is logged once."""
     caplog.set_level(logging.INFO, "kedge.events.items")

@@ -142,6 +142,7 @@ def test_recent_inputs_are_bounded() -> None:
 
 CALL = {**call("{}"), "id": "fc_1", "namespace": "math", "caller": {"type": "direct"}}
 MESSAGE = {**answer("msg_1", "Hi"), "phase": "final_answer"}
+REASONING = {"type": "reasoning", "summary": []}
 OUTPUT = [CALL, MESSAGE]
 FIRST = ask("Hello", name="Ada")
 RESULT = {"type": "function_call_output", "call_id": "c", "output": "42"}
@@ -197,6 +198,29 @@ def test_members_of_the_output_are_compared(replayed: list[Any], anchor: str) ->
     assert continue_response(replayed) == anchor
     assert continue_response(replayed, ask("Hello")) == "no_anchor"
     assert continue_response(replayed, ask("Hello", name="Bob")) == "no_anchor"
+
+
+def test_reasoning_of_the_anchor_is_not_sent_again() -> None:
+    """Reasoning after the last covered item of a response is on the server, and would be rejected as a duplicate."""
+    index, output = MemoryIndex(), [answer("msg_1", "Hi"), {**REASONING, "id": "rs_1"}]
+    add_response(index, send(FIRST), "resp_1", *output)
+    request = send(FIRST, *output, {**REASONING, "id": "rs_2"}, ask("And?"))
+    decided = rewrite.rewrite(request, index, scope="s", now=2.0)
+    assert not isinstance(decided, str)
+    assert [block.kind for block in decided.sent] == ["reasoning", "user"]
+
+
+def test_a_client_chains_only_on_a_complete_response() -> None:
+    """A response on one that is not known to be complete is not indexed; others expire with the first."""
+    parent = add_response(MemoryIndex(), send(FIRST), "resp_1", MESSAGE)
+    body = {"model": "m", "input": [ask("And?")], "previous_response_id": "resp_1"}
+    request, values = read(json.dumps(body).encode()), {"scope": "s", "now": 5.0}
+    outcome = Outcome("completed", blocks=(block_from_item(MESSAGE),), response_id="resp_2")
+    entry = index_response(request, outcome, parent=parent, **values)
+    assert entry is not None
+    assert (entry.record.root_created_at, entry.record.created_at) == (1.0, 5.0)
+    running = replace(parent, record=replace(parent.record, status="running"))
+    assert index_response(request, outcome, parent=running, **values) is None
 
 
 def test_members_of_earlier_responses_are_compared() -> None:
