@@ -92,6 +92,10 @@ def test_cache_drops_old_leaves_first() -> None:
     cache.discard(11)  # has a child: not discarded
     cache.discard(12)
     assert [bool(cache.get(number)) for number in (10, 11, 12)] == [True, True, False]
+    cache.put(20, 10, extend_context(new[0], (), (), 0, 10))
+    cache.discard(20)
+    cache.discard(10)  # still has a child
+    assert cache.get(10)
     cache.clear()
     assert cache.get(10) is None
     assert cache.used_bytes == 0
@@ -132,6 +136,8 @@ def test_least_recently_used_lane_is_dropped_first() -> None:
     assert memory.find("resp_4")
     memory.store("d", "resp_5", make_context(9_000))
     assert memory.find("resp_4") is None
+    assert memory.find("resp_5")
+    memory.forget("d", "resp_4")
     assert memory.find("resp_5")
     memory.store("d", "resp_6", None)  # the database has it
     assert memory.find("resp_5") is None
