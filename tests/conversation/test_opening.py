@@ -37,6 +37,8 @@ def add(a: int, b: int) -> int:
         ({"store": "x.db", "id": 5}, errors.InvalidSetting, "id must be text"),
         ({"store": "x.db", "title": "\0"}, errors.InvalidSetting, "NUL"),
         ({"tags": "one"}, errors.InvalidSetting, "list of texts"),
+        ({"store": "x.db", "id": "x" * 401}, errors.InvalidSetting, "id must have at most 400"),
+        ({"tags": ["x" * 401]}, errors.InvalidSetting, "tag must have at most 400"),
         ({"blocks": [3]}, errors.InvalidTurn, "int"),
         ({"tools": [3]}, errors.KedgeError, "int"),
         ({"mode": "statless"}, errors.InvalidSetting, "statless"),

@@ -255,6 +255,16 @@ async def test_missing_rows_raise(store: Store) -> None:
     ]
 
 
+async def test_the_longest_names_are_stored(store: Store) -> None:
+    """An id, a tag and a key of 400 characters, each of four bytes, can be stored in every database."""
+    name = "".join(map(chr, range(0x1F300, 0x1F300 + 400)))  # which cannot be compressed well
+    row = await store.create(id=name, tags=[name])
+    assert (await store.conversation(name)).tags == (name,)
+    assert await store.claim(row, name, request_hash=b"x", owner="b", lease=9.0)
+    with pytest.raises(InvalidSetting, match="key must have at most 400 characters"):
+        await store.claim(row, name + "x", request_hash=b"x", owner="b", lease=9.0)
+
+
 async def test_a_response_id_of_digits_is_no_node_number(store: Store) -> None:
     """The response of a server that counts its responses is found by its id, not the node with this number."""
     row, nodes = await create_conversation(store, 1)

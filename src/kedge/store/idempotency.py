@@ -9,7 +9,7 @@ differ by more than a lease.
 from kedge.database.transactions import Tx
 from kedge.errors import KeyReused
 from kedge.store.nodes import get_node
-from kedge.store.records import Claim, ConversationRow, validate_text
+from kedge.store.records import Claim, ConversationRow, validate_name
 
 
 def acquire_claim(
@@ -38,7 +38,7 @@ def acquire_claim(
         KeyReused: The key belongs to another request.
         NotInStore: The conversation was deleted.
     """
-    number, key = conversation.number, validate_text(key, "key")
+    number, key = conversation.number, validate_name(key, "key")
     tx.run(
         "INSERT INTO claims (conversation, key, about, owner, lease_until) VALUES (?, ?, ?, '', 0) "
         "ON CONFLICT (conversation, key) DO NOTHING",

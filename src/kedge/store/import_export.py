@@ -35,6 +35,7 @@ from kedge.store.records import (
     StoredExchange,
     ToolRow,
     new_row,
+    validate_name,
     validate_text,
 )
 from kedge.store.responses import RESPONSE_COLUMNS, TABLES, insert_record, select_responses
@@ -255,7 +256,7 @@ def _check_header(form: Json, number: int) -> Json:
 
 
 def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[_NodeLine]) -> str:
-    name = validate_text(header["id"], "id")
+    name = validate_name(header["id"], "id")
     if not name or not nodes or nodes[0].kind != "root" or nodes[0].blocks:
         raise ValueError("it needs an id, and an empty root as its first node")
     new = new_row(
@@ -350,7 +351,7 @@ def _finish_import(tx: Tx, header: Json, row: ConversationRow, nodes: list[Node]
             "VALUES (?, ?, ?, '', 0, ?, ?)",
             (
                 row.number,
-                validate_text(claim.key, "key"),
+                validate_name(claim.key, "key"),
                 claim.about,
                 _resolve_node(nodes, claim.asked),
                 _resolve_node(nodes, claim.answer),

@@ -20,6 +20,17 @@ def validate_text(text: str, field: str) -> str:
     return text
 
 
+MAX_NAME_LENGTH = 400
+"""The maximum length of an id, a tag or a key. PostgreSQL limits what an index can contain."""
+
+
+def validate_name(text: str, field: str) -> str:
+    """Return a text of an index; raise if no database can store it, or if it is too long for some."""
+    if len(validate_text(text, field)) > MAX_NAME_LENGTH:
+        raise InvalidSetting(f"{field} must have at most {MAX_NAME_LENGTH} characters")
+    return text
+
+
 def is_row_number(value: object) -> TypeGuard[int]:
     """Return whether a value can be the number of a row."""
     return type(value) is int and 0 < value <= MAX_INTEGER
@@ -65,7 +76,7 @@ def validate_tags(texts: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct tags; none may be empty."""
     if isinstance(texts, str):
         raise InvalidSetting("tags must be a list of texts, not one text")
-    tags = tuple(dict.fromkeys(validate_text(text, "tag") for text in texts))
+    tags = tuple(dict.fromkeys(validate_name(text, "tag") for text in texts))
     if "" in tags:
         raise InvalidSetting("a tag is empty; remove it")
     return tags
@@ -132,7 +143,7 @@ def new_row(
         InvalidSetting: A value is not allowed.
     """
     return ConversationRow(
-        validate_text(id, "id") or new_id("conv"),
+        validate_name(id, "id") or new_id("conv"),
         validate_text(title, "title"),
         validate_tags(tags),
         mode=validate_mode(mode),
