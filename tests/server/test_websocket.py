@@ -206,9 +206,10 @@ async def test_lanes_are_independent_queues() -> None:
         assert ended["slow"] == ["answer to wait one", "answer to two"]
 
 
-async def test_requests_above_the_queue_limit_are_rejected() -> None:
+@pytest.mark.parametrize("limits", [Limits(socket_waiting=2), Limits(body_bytes=200)])
+async def test_requests_above_the_queue_limit_are_rejected(limits: Limits) -> None:
     """A request that does not fit in the queue is rejected; queued requests are answered."""
-    async with connect_gated(limits=Limits(socket_waiting=2)) as (_, model, ws_client):
+    async with connect_gated(limits=limits) as (_, model, ws_client):
         for number in range(4):
             await ws_client.create(f"wait {number}")
             await wait_until_async(lambda: model.started)

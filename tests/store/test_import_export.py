@@ -26,7 +26,7 @@ from turns.version_1 import upgrade
 
 async def create_full_conversation(store: Store) -> ConversationRow:
     """Create a conversation with settings, telemetry, an edit, a claim, a pending question and line separators."""
-    settings: dict[str, Any] = {"tags": ["x"], "retention": 60.0, "data": {"a": 1}}
+    settings: dict[str, Any] = {"tags": ["x"], "retention": 60.0, "ttl": 1e9, "data": {"a": 1}}
     row, nodes = await create_conversation(
         store, 3, title="one\u2028two", mode="chained", **settings
     )
@@ -51,9 +51,11 @@ async def test_imported_conversation_exports_the_same_lines(store: Store) -> Non
     """Tree, anchors, telemetry and keys round-trip through another store."""
     row = await create_full_conversation(store)
     lines = await store.export(row)
+    header = json.loads(lines.partition("\n")[0])["conversation"]
+    assert [each["key"] for each in header["claims"]] == ["k"]
     async with open_store("sqlite://:memory:") as other:
         (copy,) = await other.import_(lines)
-        assert (copy.id, copy.title) == (row.id, "one\u2028two")
+        assert (copy.id, copy.title, copy.ttl) == (row.id, "one\u2028two", 1e9)
         assert await other.export(copy) == lines
         assert await other.verify() == []
         assert (await other.load(copy)).state == (await store.load(row)).state

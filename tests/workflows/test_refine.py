@@ -109,7 +109,7 @@ async def test_answer_must_match_its_schema(
 
 
 async def test_unreadable_verdict_is_repeated(store: Store, scripted: Any, connected: Any) -> None:
-    """The workflow fails after three invalid verdicts, and requests one more when resumed."""
+    """The workflow fails after three invalid verdicts, and requests one more when resumed, without tools."""
     bench = scripted({"when": "Write the whole answer again", "say": "Well…"}, {"say": "Hmm."})
     judge = ModelJudge(connected(bench), "It is good.")
     with pytest.raises(WorkflowFailed, match="did not answer in the requested format") as exc_info:
@@ -119,11 +119,12 @@ async def test_unreadable_verdict_is_repeated(store: Store, scripted: Any, conne
     assert (await load_workflow(store, workflow)).status == "running"
     server = scripted({"say": '{"passed": true, "critique": ""}'})
     judge = ModelJudge(connected(server), "It is good.")
-    result = await refine(
-        "Hello", judge=judge, store=store, engine=connected(scripted()), workflow=workflow
-    )
+    author = scripted()
+    settings: Any = {"workflow": workflow, "tools": [guess_eight]}
+    result = await refine("Hello", judge=judge, store=store, engine=connected(author), **settings)
     assert result.passed
-    assert len(server.requests) == 1
+    (request,) = server.requests
+    assert "tools" not in request.body
 
 
 async def test_several_workflows(store: Store, scripted: Any, connected: Any) -> None:
