@@ -18,6 +18,7 @@ from starlette.routing import Route
 from for_each import for_each
 from kedge import Chat, mcp_tools
 from kedge.errors import CannotConnect, InvalidSetting
+from kedge.mcp import client
 from kedge.mcp.transports import parse_address
 from kedge.tools import Deny, Toolbox, run_calls
 from kedge.turns import ImagePart, TextPart, ToolResultBlock, tool_call
@@ -77,6 +78,22 @@ async def test_tools_of_a_server_are_listed_and_called(transport: str) -> None:
         assert (await call(toolbox, "grow")).text == "grown"
         await wait_for(lambda: "extra" in more)
         assert (await call(more, "extra")).text == "extra"
+
+
+async def test_tools_are_listed_once_per_change(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A change is followed by one listing, also right after the connection, and there is none without a change."""
+    monkeypatch.setattr(client, "REFRESH_SECONDS", 0.0)
+    caplog.set_level("INFO", "kedge.mcp")
+    async with open_official("http", connect_timeout=120, timeout=120) as toolbox:
+        await call(toolbox, "grow")
+        await wait_for(lambda: "extra" in toolbox)
+        for number in range(10):
+            await call(toolbox, "add", {"a": number, "b": 1})
+    listed = [record for record in caplog.messages if "changed its tools" in record]
+    # One after the subscription, and one for each of the two ways in which the server reports the change.
+    assert 1 <= len(listed) <= 3
 
 
 async def test_cancelled_call_is_cancelled_at_the_server() -> None:
