@@ -238,7 +238,7 @@ def create_hostile(page: PageServer) -> tuple[str, str]:
     called = tool_call("add", HOSTILE, call_id="call_1"), tool_result("call_1", HOSTILE)
     texts = [system(HOSTILE), user(HOSTILE), reasoning(summary=[HOSTILE]), *called]
     blocks = [*texts, assistant(HOSTILE)]
-    name = page.create_conversation(HOSTILE, title=HOSTILE, tags=[HOSTILE], blocks=blocks)
+    name = page.create_conversation(HOSTILE, title=HOSTILE, tags=[HOSTILE[:400]], blocks=blocks)
     named = tool_call(HOSTILE, HOSTILE, call_id=HOSTILE)
     odd = opaque({"type": HOSTILE, HOSTILE: HOSTILE})
     worse = [user([HOSTILE, image("javascript:alert(1)")]), named, odd]
