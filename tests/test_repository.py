@@ -68,6 +68,13 @@ def test_every_make_command_is_described() -> None:
     assert sorted(listed) == sorted(set(names.split()) - {"suite", "style", "types"})
 
 
+def test_named_test_files_exist() -> None:
+    """The files of tests that the Makefile, ``.ci/run`` and the workflow name exist."""
+    files = [ROOT / "Makefile", ROOT / ".ci" / "run", *(ROOT / ".github").rglob("*.yml")]
+    named = {name for file in files for name in re.findall(r"\btests/[\w./-]*\w", file.read_text())}
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 def test_no_database_is_part_of_the_repository() -> None:
     """No file that Git tracks is a database, which a program run in this folder can leave behind."""
     listed = subprocess.run(
