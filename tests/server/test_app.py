@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import logging
 import re
 import socket
@@ -227,6 +228,28 @@ def test_pipelined_requests_are_answered_in_order(server: TestServer, cut: int) 
         connection.sendall(last[cut:])
         received += b"".join(iter(lambda: connection.recv(65536), b""))
     assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"404", b"200", b"200"]
+
+
+H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+
+
+@for_each("piece", [1, 150, 65_536])
+def test_a_request_that_offers_another_protocol_has_its_body(
+    server: TestServer, piece: int
+) -> None:
+    """Java's client offers HTTP/2 with every request; all of them are answered in HTTP/1.1, also on one connection."""
+    body = json.dumps(HELLO_REQUEST).encode()
+    head = b"POST /v1/responses HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    sized = head + b"content-length: %d\r\n%b\r\n%b" % (len(body), H2C, body)
+    chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    last = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+    sent = sized + head + b"transfer-encoding: chunked\r\n" + H2C + b"\r\n" + chunk + sized + last
+    with socket.create_connection(server.address, timeout=TIMEOUT) as connection:
+        for start in range(0, len(sent), piece):
+            connection.sendall(sent[start : start + piece])
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200"] * 4
+    assert [request.body for request in server.requests[-4:]] == [*[HELLO_REQUEST] * 3, None]
 
 
 def test_active_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import httptools
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
@@ -48,6 +49,39 @@ ACCEPT_LOOP_TURNS = 3
 """Turns of the loop after which asyncio has announced an accepted connection."""
 
 
+class RequestParser:
+    """The parser ``httptools``, which otherwise skips the body of each request that offers another protocol.
+
+    Java's client offers HTTP/2 with every request to an address without TLS. A server that declines answers such a
+    request as any other, so its head is parsed again without the offer.
+
+    Args:
+        protocol: The connection.
+    """
+
+    def __init__(self, protocol: "LimitedProtocol") -> None:
+        self._protocol, self._parser = protocol, protocol.parser
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse what was received.
+
+        Raises:
+            HttpParserUpgrade: The connection changes to WebSocket.
+        """
+        while True:
+            try:
+                return self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as end_of_head:
+                if not self._protocol.declines_upgrade:
+                    raise
+                data = self._protocol.format_head() + data[end_of_head.args[0] :]
+                self._parser = httptools.HttpRequestParser(self._protocol)
+                self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+
 class LimitedProtocol(HttpProtocol):
     """An HTTP connection of uvicorn with a limit on the size of unfinished headers, and a check of the host.
 
@@ -58,6 +92,30 @@ class LimitedProtocol(HttpProtocol):
     head_bytes: int | None = None
     """How many bytes of unfinished headers were received; None if there are none."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.parser = cast("Any", RequestParser(self))
+
+    @property
+    def declines_upgrade(self) -> bool:
+        """Whether the request offers another protocol than WebSocket, and is answered in HTTP/1.1."""
+        if not self.parser.should_upgrade():
+            return False
+        offered = [value.lower() for name, value in self.headers if name == b"upgrade"]
+        return offered[-1:] not in ([], [b"websocket"])  # a CONNECT has no such header
+
+    def format_head(self) -> bytes:
+        """Return the head of the request without the protocol that it offers."""
+        start = f"{self.parser.get_method().decode()} {self.url.decode('latin-1')}"
+        lines = [f"{start} HTTP/{self.parser.get_http_version()}".encode("latin-1")]
+        lines += [b"%b: %b" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def on_message_complete(self) -> None:
+        """End the request, unless its head is parsed again."""
+        if not self.declines_upgrade:
+            super().on_message_complete()
+
     def on_message_begin(self) -> None:
         """Start with the headers of a request."""
         super().on_message_begin()
@@ -66,6 +124,8 @@ class LimitedProtocol(HttpProtocol):
     def on_headers_complete(self) -> None:
         """Start the request, or reject one whose host is ambiguous."""
         self.head_bytes = None
+        if self.declines_upgrade:
+            return  # its head is parsed again
         names = list(map(itemgetter(0), self.headers))
         path = self.url.partition(b"?")[0]
         if names.count(b"host") > 1 or not path.startswith(b"/") or b"#" in path:
