@@ -172,7 +172,7 @@ async def test_stream_ends_with_its_last_event(ending: str) -> None:
     "media_type",
     [None, "text/plain; charset=utf-8", "application/json", "application/octet-stream"],
 )
-@for_each("start", [b"", b"\xef\xbb\xbf", b"\n: processing\n\n"])
+@for_each("start", [b"", b"\xef\xbb\xbf", b"\n: processing\n\n", b"id: 1\n", b"retry: 3000\n\n"])
 @for_each("streaming", [True, False])
 async def test_a_stream_without_its_content_type_is_read(
     media_type: str | None, start: bytes, streaming: bool
@@ -181,6 +181,15 @@ async def test_a_stream_without_its_content_type_is_read(
     text = start + f"data: {json.dumps(TERMINAL_EVENTS['completed'])}\n\n".encode()
     async with connect_to(Response(text, media_type=media_type)) as engine:
         turn = await engine.run(TURN, streaming=streaming)
+    assert turn.blocks[-1] == assistant("Yes")
+
+
+@for_each("media_type", [None, "text/plain", "application/json", "text/event-stream"])
+async def test_an_object_with_a_byte_order_mark_is_read(media_type: str | None) -> None:
+    """A server may ignore ``stream``, label its answer as it likes, and begin it with a byte order mark."""
+    text = b"\xef\xbb\xbf" + json.dumps(complete_response("resp_1", ITEM)).encode()
+    async with connect_to(Response(text, media_type=media_type)) as engine:
+        turn = await engine.run(TURN, streaming=True)
     assert turn.blocks[-1] == assistant("Yes")
 
 

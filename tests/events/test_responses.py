@@ -163,6 +163,17 @@ def test_events_after_the_end_are_ignored() -> None:
     assert decoder.ended
 
 
+@for_each(("length", "known"), [(1_500, True), (1_501, False)])
+@for_each("start", ["", "\u00e9" * 700])
+def test_names_have_lengths_that_databases_can_index(length: int, start: str, known: bool) -> None:
+    """An id that is too long counts as none, because a part of it identifies nothing; a model is shortened."""
+    name = start + "x" * (length - len(start.encode()))
+    event = decode(response_event("completed", id=name, model=name))[-1]
+    assert isinstance(event, ResponseCompleted)
+    assert event.response_id == (name if known else "")
+    assert event.model == name[:200]
+
+
 @for_each(
     ("usage", "expected"),
     [
@@ -170,6 +181,8 @@ def test_events_after_the_end_are_ignored() -> None:
             (each, [None, Usage()])
             for each in (None, 7, [], {"input_tokens": "many"}, {"input_tokens": -1})
         ),
+        ({"input_tokens": 10**30, "output_tokens": 1e30}, [Usage()]),
+        ({"input_tokens": 3.0, "output_tokens": 4.5}, [Usage(3, 0, 0, 0, 3)]),
         ({"input_tokens": 3, "output_tokens": 4}, [Usage(3, 0, 4, 0, 7)]),
     ],
 )

@@ -364,7 +364,7 @@ def test_a_failing_store_rejects_tokens(
         ("[DONE]", 0),
     ],
 )
-@for_each("content_type", ["text/event-stream", "", "text/plain"])
+@for_each("content_type", ["text/event-stream", "", "text/plain", "application/json"])
 def test_usage_is_parsed_from_every_form(data: str, expected: int, content_type: str) -> None:
     """Data without usage or JSON counts as zero; some servers send streams without their type, or without an end."""
     for end in (b"\n\n", b"\n", b""):
@@ -372,6 +372,11 @@ def test_usage_is_parsed_from_every_form(data: str, expected: int, content_type:
         for chunk in (b": comment\n\ndata: 1\n", b"\ndata: ", data.encode(), end):
             reader.feed(chunk)
         assert reader.finish() == expected
+    for start in (b"\xef\xbb\xbf", b"\n "):
+        whole = UsageReader(content_type)
+        for chunk in (start, data.encode()):
+            whole.feed(chunk)
+        assert not expected or whole.finish() == expected  # an object that is cut off is estimated
 
 
 def test_a_too_large_event_is_skipped(

@@ -24,7 +24,7 @@ from kedge.engines.request_options import encode_params, encode_tool
 from kedge.errors import InvalidSetting, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.event_loops import PerLoop
 from kedge.events import StreamEvent
-from kedge.events.sse import BYTE_ORDER_MARK
+from kedge.events.sse import starts_stream, strip_start
 from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord
 from kedge.planning.anchors import check_positive_int
@@ -212,7 +212,7 @@ class ResponseReader(msgspec.Struct):
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
         """Return the events that are complete with a chunk."""
-        if self._is_first and self.is_stream and (start := chunk.lstrip()):
+        if self._is_first and self.is_stream and (start := strip_start(chunk)):
             self._is_first = False
             # No event starts like this: the server ignored `stream` without setting the content type.
             self.is_stream = not start.startswith(b"{")
@@ -233,8 +233,8 @@ class ResponseReader(msgspec.Struct):
         decoder = self.decoder
         if self.is_stream or is_cut:
             return decoder.close() if self.is_stream else []
-        body = bytes(self._body).removeprefix(BYTE_ORDER_MARK).lstrip()
-        if body.startswith((b"data:", b"event:", b":")):
+        body = strip_start(bytes(self._body))
+        if starts_stream(body):
             return [*decoder.feed(body), *decoder.close()]
         try:
             parsed: object = decode(body)

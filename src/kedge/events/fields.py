@@ -85,13 +85,22 @@ def list_objects(value: object) -> list[JsonObject]:
     return [cast("JsonObject", each) for each in listed if isinstance(each, dict)]
 
 
+MAX_ID_BYTES = 1_500
+MAX_MODEL_LENGTH = 200
+"""The maximum lengths of the id of a response and of the model that a server names: databases have an index of both."""
+
+
 def read_facts(response: JsonObject) -> JsonObject:
-    """Return the fields of ``ResponseFacts`` from the response object of any API."""
+    """Return the fields of ``ResponseFacts`` from the response object of any API.
+
+    A response whose id is too long counts as one without an id.
+    """
+    response_id = get_text(response, "id")
     created_at = response.get("created_at", response.get("created"))
     echo, stored = response.get("previous_response_id"), response.get("store")
     return {
-        "response_id": get_text(response, "id"),
-        "model": get_text(response, "model"),
+        "response_id": response_id if _count_bytes(response_id) <= MAX_ID_BYTES else "",
+        "model": get_text(response, "model")[:MAX_MODEL_LENGTH],
         "created_at": created_at if type(created_at) in (int, float) else None,
         "previous_response_id": echo if isinstance(echo, str) and echo else None,
         "echoed": "previous_response_id" in response,
@@ -101,6 +110,10 @@ def read_facts(response: JsonObject) -> JsonObject:
         "conversation_id": read_conversation_id(response),
         "response": response,
     }
+
+
+def _count_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def read_conversation_id(response: JsonObject) -> str | None:
@@ -228,12 +241,18 @@ def _safe_name(name: str) -> str:
     return name if _NAME_PATTERN.fullmatch(name) else "(unnamed)" if not name else "(unprintable)"
 
 
+MAX_COUNT = 10**12
+"""The largest token count that is believed; every database can store it, and sums of millions of such counts."""
+
+
 def get_count(counts: object, name: str) -> int:
-    """Return a token count, or 0 if it is missing or not a number."""
+    """Return a token count, or 0 if it is missing, not a number, or larger than any model can count."""
     if not isinstance(counts, dict):
         return 0
     value = cast("JsonObject", counts).get(name)
-    return value if type(value) is int and value >= 0 else 0
+    if type(value) is float and value.is_integer():  # some servers write 3.0
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
 
 
 def _type_name(value: object) -> str:

@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from kedge.errors import StreamTooLarge
 from kedge.events.fields import get_count, get_object, list_objects
-from kedge.events.sse import SSEDecoder
+from kedge.events.sse import SSEDecoder, starts_stream, strip_start
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.observe import get_logger
 from kedge.server import access, errors
@@ -90,12 +90,17 @@ class UsageReader:
     def __init__(self, content_type: str, input_tokens: int = 0) -> None:
         self._events = SSEDecoder() if content_type.startswith("text/event-stream") else None
         self._body = bytearray()
+        self._is_first = True
         self._input = self._output = self._passed = 0
         self._input_estimate = input_tokens
         self._texts: list[str] = []
 
     def feed(self, chunk: bytes) -> None:
         """Read more of the response."""
+        if self._is_first and (start := strip_start(chunk)):
+            self._is_first = False
+            if start.startswith(b"{"):  # no stream, whatever its content type
+                self._events = None
         if self._events is None:
             self._body += chunk[: MAX_BODY_BYTES - len(self._body)]
             return
@@ -108,7 +113,7 @@ class UsageReader:
 
     def finish(self) -> int:
         """Return the tokens of the response: those of its input and its output."""
-        if self._events is None and self._body.startswith((b"data:", b"event:", b":")):
+        if self._events is None and starts_stream(self._body):
             self._events = SSEDecoder()  # some servers send streams without their content type
             self.feed(bytes(self._body))
             self._body.clear()
