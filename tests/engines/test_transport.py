@@ -80,6 +80,20 @@ async def test_broken_connection_is_a_retryable_error(
     assert (await catch_error(kind, response, message)).retryable
 
 
+@pytest.mark.parametrize("coding", ["br", "zstd"])
+async def test_a_compression_that_was_not_requested_is_a_permanent_error(coding: str) -> None:
+    """The server was reached and has generated an answer, so the request is not sent again."""
+    received: list[bytes] = []
+
+    async def answer(request: Request) -> Response:
+        received.append(await request.body())
+        return Response(b"x", headers={"content-encoding": coding})
+
+    error = await catch_error(ServerFailed, answer, "compresses", max_retries=2)
+    assert not error.retryable
+    assert len(received) == 1
+
+
 @pytest.mark.parametrize(("sent", "expected"), [(b"", Unreachable), (HEAD + b'{"id"', StreamCut)])
 async def test_timeout_is_a_typed_error(sent: bytes, expected: type[EngineError]) -> None:
     """The client's timeout applies before the response and in the middle of it."""

@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from aiohttp.http_exceptions import ContentEncodingError
 
-from kedge.engines.http_errors import ErrorBuilder
+from kedge.engines.http_errors import ErrorBuilder, find_root_cause
 from kedge.engines.transport import Content, Headers, Query, RawResponse, read_start, resolve_limit
-from kedge.errors import EngineError
+from kedge.errors import EngineError, ServerFailed
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -117,6 +118,11 @@ class HttpClient:
                     method, url, data=content, headers=headers, params=query, **self._options
                 )
             except self.read_errors as exc:
+                if isinstance(find_root_cause(exc), ContentEncodingError):
+                    # The answer was generated; a repeated request would be paid for, and fail in the same way.
+                    message = "the server compresses its response in a form that was not requested"
+                    error = ServerFailed(message, provider=self.errors.provider)
+                    raise error from self.errors.find_cause(exc)
                 timed_out = isinstance(exc, TimeoutError)  # also if its cause is a cancellation
                 error = self.errors.build_unreachable(exc, timed_out=timed_out)
                 error.retryable = not (self._session.closed or isinstance(exc, aiohttp.InvalidURL))
