@@ -91,7 +91,7 @@ def serve_bytes(data: bytes, *, keep_open: bool = False) -> Iterator[str]:
                 return
             connections.append(connection)
             with suppress(OSError):  # the client did not wait
-                _read_request(connection)
+                read_request(connection)
                 connection.sendall(data)
             if not keep_open:
                 connection.close()
@@ -114,7 +114,7 @@ def chunked_head(data: bytes) -> bytes:
     return head + b"\r\n\r\n%x\r\n%b\r\n" % (len(data), data)
 
 
-def _read_request(connection: socket.socket) -> None:
+def read_request(connection: socket.socket) -> None:
     """Read a request to its end: unread bytes would turn the end of a response into a reset."""
     received = b""
     while b"\r\n\r\n" not in received:

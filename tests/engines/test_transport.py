@@ -3,6 +3,8 @@
 import asyncio
 import gzip
 import json
+import socket
+import threading
 import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -26,6 +28,7 @@ from engines.fake_server import (
     connect_to,
     json_response,
     make_handler,
+    read_request,
     serve_bytes,
     serve_handler,
     sse_response,
@@ -353,6 +356,31 @@ async def test_broken_connection_is_retried() -> None:
             with pytest.raises(Unreachable):
                 await engine.run(TURN)
     assert len(accepted) == 2
+
+
+async def test_a_connection_that_was_closed_while_the_loop_was_busy_is_not_used() -> None:
+    """A request that is not repeated gets a new connection, although the loop has not read the end of the old one."""
+    closed = threading.Event()
+    body = json.dumps(ANSWER).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+    def answer() -> None:
+        for _ in range(2):
+            connection, _ = listener.accept()
+            read_request(connection)
+            connection.sendall(head % len(body) + body)
+            connection.close()
+            closed.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            await engine.run(TURN)
+            assert closed.wait(300)  # the loop does nothing meanwhile
+            await engine.run(TURN)
+        thread.join(300)
 
 
 def test_timeouts_are_read_in_every_form() -> None:

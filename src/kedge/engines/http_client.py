@@ -29,6 +29,9 @@ INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 8.0
 MAX_RETRY_AFTER = 120.0
 """The longest delay in seconds that a server may request; after a longer one the caller gets the error."""
 MAX_CONNECTIONS = 1_000
+CLOSE_TURNS = 2
+"""Turns of the loop in which it learns which connections were closed while it was busy. A request that is not repeated
+must not be sent over one of them."""
 KEEP_ALIVE = 5.0
 """Seconds for which an unused connection stays open."""
 
@@ -112,6 +115,8 @@ class HttpClient:
             EngineError: The server cannot be reached, or answered with an error.
         """
         retries = self.max_retries if retry else 0
+        for _ in range(0 if retries else CLOSE_TURNS):
+            await asyncio.sleep(0)
         while True:
             try:
                 response = await self._session.request(
