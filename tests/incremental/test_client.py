@@ -12,6 +12,7 @@ from openai import AzureOpenAI, BadRequestError, NotFoundError, OpenAI
 from for_each import for_each
 from incremental.conftest import MakeClient
 from incremental.programs import ask, bodies, check_contexts, message, replay
+from kedge.engines.transport import LIMIT_VARIABLE
 from kedge.errors import InvalidSetting
 from kedge.incremental import PASS_THROUGH_REASONS, MemoryIndex, chain, chain_report
 from kedge.incremental.report import ChainedRequest, ChainReport
@@ -229,6 +230,21 @@ def test_an_invalid_setting_is_rejected(settings: dict[str, Any], tmp_path: Path
                 chain(client, store=store, **settings)
         with pytest.raises(TypeError, match="not chained"):
             chain_report(client)
+
+
+def test_an_invalid_setting_of_the_environment_is_rejected_before_requests(
+    server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an error when a client is chained, and none of an answer that was requested already."""
+    request: Any = {"model": "practice", "input": "Hello"}
+    with OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
+        with monkeypatch.context() as patched:
+            patched.setenv(LIMIT_VARIABLE, "10MB")
+            with pytest.raises(InvalidSetting, match=LIMIT_VARIABLE):
+                chain(client)
+        chain(client)
+        monkeypatch.setenv(LIMIT_VARIABLE, "10MB")
+        assert client.responses.create(**request).output_text
 
 
 def test_azure_clients_and_other_objects() -> None:

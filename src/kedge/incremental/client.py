@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 from anyio import CancelScope, to_thread
 
-from kedge.engines.transport import resolve_limit
 from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.incremental.exchange import Chainer, Exchange, is_idempotency_key, limit_codings
 from kedge.incremental.index import AnchorIndex, StoreIndex
@@ -89,7 +88,8 @@ def chain(
     Raises:
         TypeError: The client cannot be chained, or both `store` and `index` are passed.
         StoreError: The store cannot be opened.
-        InvalidSetting: `retention`, `max_depth` or `trust` has an invalid value.
+        InvalidSetting: `retention`, `max_depth` or `trust` has an invalid value, or `KEDGE_MAX_RESPONSE_BYTES` in
+            the environment.
 
     Example:
         ```python
@@ -332,7 +332,7 @@ class _ProbeSource:
             try:
                 if (status := response.status_code) != 200:
                     raise RequestRefused(f"HTTP {status}", status=status)
-                limit, body = resolve_limit(), bytearray()
+                limit, body = self._io.chainer.max_response_bytes, bytearray()
                 chunks = self._io.open(response.stream)
                 while (chunk := await self._io.read(chunks)) is not None:
                     body += chunk

@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS
 from kedge.engines.request_log import record_healing, record_lost_context
 from kedge.engines.stored_items import Audit, JsonSource, audit_blocks
-from kedge.engines.transport import READABLE_CODINGS
+from kedge.engines.transport import READABLE_CODINGS, resolve_limit
 from kedge.events import Outcome
 from kedge.incremental import rewrite
 from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex, StoreIndex
@@ -86,6 +86,7 @@ class Chainer:
         self.index: AnchorIndex = MemoryIndex() if index is None else index
         self.retention = validate_seconds(retention, "retention")
         self.max_depth = None if max_depth is None else check_positive_int("max_depth", max_depth)
+        self.max_response_bytes = resolve_limit()
         self.clock = clock
         # A program's stream cannot be held back. Its server is believed if it lists what it stored and reports no
         # counts, because there is no option with which the program could request audits.
@@ -297,6 +298,7 @@ class Exchange:
             must_judge=rewritten is not None and self.check.way == "held",
             streaming=self.parsed.streaming,
             retained_bytes=self.retained_bytes,
+            max_bytes=self.chainer.max_response_bytes,
         )
         return self.observer
 

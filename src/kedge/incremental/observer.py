@@ -44,6 +44,7 @@ class ResponseObserver:
         must_judge: Whether the response must be judged before any of it is passed on.
         streaming: Whether a stream was requested; some servers send it without its content type.
         retained_bytes: The bytes of the decompressed body that are retained.
+        max_bytes: The maximum size of a response that is read; None for that of the environment.
 
     Attributes:
         status: The HTTP status.
@@ -69,6 +70,7 @@ class ResponseObserver:
         must_judge: bool = False,
         streaming: bool = False,
         retained_bytes: int = 0,
+        max_bytes: int | None = None,
     ) -> None:
         self.status = status
         self._is_error = self.has_failed = status >= 400
@@ -83,7 +85,8 @@ class ResponseObserver:
         self._inflate = make_inflater(headers.get("content-encoding", ""))
         is_stream = not self._is_error and is_event_stream(headers, requested=streaming)
         self._reader = ResponseReader(self._decoder, is_stream=is_stream)
-        self._left = MAX_ERROR_BYTES if self._is_error else resolve_limit()
+        self._max_bytes = MAX_ERROR_BYTES if self._is_error else resolve_limit(max_bytes)
+        self._left = self._max_bytes
         self._error = bytearray()
         self._retained_bytes, self.body_start = retained_bytes, bytearray()
 
@@ -112,7 +115,7 @@ class ResponseObserver:
     def _read(self, data: bytes) -> None:
         self._left -= len(data)
         if self._left < 0:
-            raise StreamTooLarge("response", resolve_limit())
+            raise StreamTooLarge("response", self._max_bytes)
         if self._is_error:
             self._error += data
             return
