@@ -1,6 +1,8 @@
 """Replies have the same members everywhere, which are those of stored responses, and results are counted equally."""
 
 import time
+from decimal import Decimal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ from kedge import Conversation, Turn, user
 from kedge.analytics import analyze
 from kedge.chat import Chat, ChatReply
 from kedge.engines import Reply
+from kedge.errors import InvalidSetting
 from kedge.observe import metrics
 from kedge.prices import sum_costs
 from kedge.store import RequestRecord, Store
@@ -65,6 +68,48 @@ async def test_cost_of_a_reply_is_stored(store: Store, connected: Connect) -> No
     assert reply.model == rows[-1].model
     again = await conversation.send("Please call add with a=2 and b=3", key="sum")
     assert (again.stored, again.model, again.cost) == (True, reply.model, rows[-1].cost)
+
+
+@pytest.mark.parametrize(
+    ("price", "expected"),
+    [
+        (lambda row: {}[row.model], None),
+        (lambda _: "a dollar", None),
+        (lambda _: float("nan"), None),
+        (lambda _: Decimal("0.5"), 0.5),
+    ],
+)
+async def test_a_price_that_cannot_be_used_does_not_lose_the_answer(
+    price: Any, expected: float | None, store: Store, connected: Connect
+) -> None:
+    """The answer was paid for: it is stored, with a cost only if the program's function returned a number."""
+    conversation = await Conversation.create(connected(), store=store, price=price)
+    reply = await conversation.send("Hello")
+    (row,) = await conversation.responses()
+    assert (reply.cost, row.cost, row.status) == (expected, expected, "completed")
+    assert await conversation.pending() == []
+
+
+@pytest.mark.parametrize("text", [None, "[[prices]]"])
+async def test_a_wrong_file_of_prices_is_an_error_before_a_request(
+    text: str | None,
+    store: Store,
+    connected: Connect,
+    kedge_server: TestServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is sent or stored: after the answer the error would lose it."""
+    file = tmp_path / "prices.toml"
+    if text is not None:
+        file.write_text(text)
+    conversation = await Conversation.create(connected(), store=store)
+    before = len(kedge_server.requests)
+    monkeypatch.setenv("KEDGE_PRICES", str(file))
+    with pytest.raises(InvalidSetting, match=r"prices\.toml"):
+        await conversation.send("Hello")
+    assert len(kedge_server.requests) == before
+    assert await conversation.pending() == []
 
 
 def test_sum_of_costs_is_known_only_with_every_cost() -> None:

@@ -7,6 +7,8 @@ caching.
 
 import json
 import logging
+import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from itertools import starmap
@@ -35,6 +37,7 @@ from kedge.turns.frozen_json import EMPTY, to_encodable
 
 if TYPE_CHECKING:
     from kedge.engines.base import Engine
+    from kedge.prices import Prices
     from kedge.store.proxied_requests import ChainedRequest
 
 log = get_logger("kedge.engines")
@@ -89,6 +92,8 @@ class RequestLog:
         """The plan of every request that this run sends, in order."""
         self.records: list[RequestRecord] = []
         """The record of every request that has ended, in order."""
+        if os.environ.get("KEDGE_PRICES"):  # an error in this file after the answer would lose it
+            _load_prices()
         given = request.params
         self._settings = self._encode_settings(given) if given else ""
 
@@ -255,14 +260,12 @@ class RequestLog:
         record = replace(record, seconds=seconds, **further)
         if usage is None:
             return record
-        from kedge.prices import current_prices  # which takes time to import
-
-        listed = current_prices().find_at(usage, self.provider, record.model, record.created_at)
+        listed = _load_prices().find_at(usage, self.provider, record.model, record.created_at)
         members: dict[str, Any] = dict(zip(_TOKEN_MEMBERS, _get_tokens(usage), strict=True))
         if listed:
             members.update(cost=listed.cost(usage), cache_savings=listed.cache_savings(usage))
         record = replace(record, **members)
-        return replace(record, cost=self.price(record)) if self.price else record
+        return replace(record, cost=_compute_cost(self.price, record)) if self.price else record
 
     def _encode_settings(self, params: Mapping[str, Any]) -> str:
         """Return the settings after the filters, as JSON; values that are not JSON are converted to text."""
@@ -271,6 +274,25 @@ class RequestLog:
             return ""
         values = json.loads(json.dumps(settings, default=to_encodable))
         return json.dumps(filter_json(values, self.filters), ensure_ascii=False)
+
+
+def _compute_cost(price: CostFunction, record: RequestRecord) -> float | None:
+    """Return the cost of a response, or None if the program's function fails: the answer must not be lost."""
+    try:
+        cost = price(record)
+        dollars = None if cost is None else float(cost)
+    except Exception:
+        log.exception(
+            "the price of a response could not be computed; its cost is stored as unknown"
+        )
+        return None
+    return dollars if dollars is None or math.isfinite(dollars) else None
+
+
+def _load_prices() -> "Prices":
+    from kedge.prices import current_prices  # which takes time to import
+
+    return current_prices()
 
 
 def _describe_rejected(plan: RequestPlan) -> dict[str, Any]:
