@@ -40,7 +40,8 @@ def test_a_full_resend_shares_the_prefix_of_the_chain(client: OpenAI) -> None:
 def test_a_change_before_the_prompt_misses(client: OpenAI) -> None:
     """Other instructions, tools or cache keys cause a miss; below 1,024 tokens nothing is cached."""
     tools: list[Any] = [
-        {"type": "function", "name": name, "parameters": {}, "strict": False} for name in "ab"
+        {"type": "function", "name": name, "parameters": {"type": "object"}, "strict": False}
+        for name in "ab"
     ]
     settings: dict[str, Any] = {"instructions": "Be brief.", "tools": tools}
     cached(client, input=LONG, **settings)

@@ -240,10 +240,125 @@ STATE_ROWS = [
         for empty in ([], "")
     ),
 ]
+
+
+def make_function(parameters: Body, strict: bool | None = None) -> Body:
+    tool = {"type": "function", "name": "f", "parameters": parameters, "strict": strict}
+    return {"tools": [tool]}
+
+
+def make_format(schema: Body) -> Body:
+    text_format = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    return {"text": {"format": text_format}}
+
+
+def make_strict(properties: Body, **members: Any) -> Body:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+        **members,
+    }
+
+
+JSON_OBJECT = {"text": {"format": {"type": "json_object"}}}
+NUMBER = {"type": "number"}
+NOT_OBJECT = "schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{}\"'."
+OPEN = "In context={}, 'additionalProperties' is required to be supplied and to be false."
+OPTIONAL = (
+    "In context={}, 'required' is required to be supplied and to be an array including every key in "
+    "properties. Missing '{}'."
+)
+FUNCTION_PROBLEMS: list[tuple[Body, bool | None, str]] = [
+    ({}, None, NOT_OBJECT.format("None")),
+    ({"type": "array", "items": NUMBER}, False, NOT_OBJECT.format("array")),
+    ({"type": "object"}, True, OPEN.format("()")),
+    (make_strict({"a": NUMBER}, additionalProperties={}), True, OPEN.format("()")),
+    (make_strict({"a": NUMBER, "b": NUMBER}, required=["a"]), True, OPTIONAL.format("()", "b")),
+    (make_strict({"a": NUMBER}, required=None), True, OPTIONAL.format("()", "a")),
+    (
+        make_strict({"a": {"type": "array", "items": {"type": ["object", "null"]}}}),
+        True,
+        OPEN.format("('properties', 'a', 'items')"),
+    ),
+    (
+        make_strict({"a": {"anyOf": [NUMBER, {"type": "object"}]}}),
+        True,
+        OPEN.format("('properties', 'a', 'anyOf', '1')"),
+    ),
+    (
+        make_strict({}, **{"$defs": {"d": make_strict({"a": NUMBER}, required=[])}}),
+        True,
+        OPTIONAL.format("('$defs', 'd')", "a"),
+    ),
+]
+SCHEMA_ROWS = [
+    *(
+        Row(
+            make_function(parameters, strict),
+            f"Invalid schema for function 'f': {problem}",
+            param="tools[0].parameters",
+            code="invalid_function_parameters",
+        )
+        for parameters, strict, problem in FUNCTION_PROBLEMS
+    ),
+    *(
+        Row(
+            make_format(schema),
+            f"Invalid schema for response_format 'n': {problem}",
+            param="text.format.schema",
+            code="invalid_json_schema",
+        )
+        for schema, strict, problem in FUNCTION_PROBLEMS
+        if strict or not schema
+    ),
+    *(
+        Row(
+            JSON_OBJECT | instructions,
+            "Response input messages must contain the word 'json' in some form to use 'text.format' "
+            "of type 'json_object'.",
+        )
+        for instructions in ({}, {"instructions": "Answer in JSON."})
+    ),
+]
+
+
+@for_each(
+    "body",
+    [
+        make_function({"type": "object"}),
+        make_function({"type": "object", "properties": {"a": NUMBER}}, strict=False),
+        make_function(make_strict({"a": {"anyOf": [NUMBER, {"type": "null"}]}}), strict=True),
+        make_function(make_strict({}) | {"properties": [], "items": [], "anyOf": {}}, strict=True),
+        make_format(make_strict({"a": make_strict({"type": NUMBER})})),
+        JSON_OBJECT | {"input": "Answer in Json."},
+        JSON_OBJECT | {"input": [{"role": "system", "content": "JSON"}]},
+    ],
+)
+def test_valid_schema_and_format_are_accepted(api: Api, body: Body) -> None:
+    """Schemas without strict mode may be open, and any message may mention JSON."""
+    api.create(**body)
+
+
+def test_schemas_that_other_servers_accept_are_accepted_in_front_of_them() -> None:
+    """Where unknown parameters are ignored, schemas and the format JSON are not checked like by the hosted API."""
+    with serve(unknown_parameters="ignore") as server, open_client(server) as http:
+        lenient = Api(server, http)
+        for row in SCHEMA_ROWS:
+            lenient.create(**row.send)
+
+
+def test_json_may_be_mentioned_in_an_earlier_response(api: Api) -> None:
+    """The context of a continued response may mention JSON."""
+    first = api.create(input="Always answer in JSON.")
+    api.create(previous_response_id=first["id"], **JSON_OBJECT)
+
+
 SHAPE_ROWS = [Row(send, message, param=param, code=code) for send, param, code, message in ROWS]
 
 
-@for_each("row", [*STATE_ROWS, *SHAPE_ROWS])
+@for_each("row", [*STATE_ROWS, *SCHEMA_ROWS, *SHAPE_ROWS])
 def test_server_returns_the_published_error(api: Api, row: Row) -> None:
     """Status, message, type, param and code are as published, as JSON even for a stream."""
     for stream in ({}, {"stream": True}):

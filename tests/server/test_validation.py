@@ -275,9 +275,9 @@ def test_nesting_of_free_form_json_is_limited() -> None:
     """The parameters of a tool have a maximum depth, so that they cannot exhaust the stack."""
 
     def nested(depth: int) -> dict[str, Any]:
-        value: dict[str, Any] = {}
+        value: dict[str, Any] = {"type": "object"}
         for _ in range(depth):
-            value = {"items": value}
+            value = {"type": "object", "items": value}
         return make_body({"tools": [FUNCTION | {"parameters": value}]})
 
     requests.check_create(nested(90))

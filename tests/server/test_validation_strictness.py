@@ -37,6 +37,7 @@ VALUES: dict[str, Any] = {
     "compact_threshold": 2_000, "max_output_tokens": 16, "score_threshold": 0.5, "name": "a_name",
 }  # fmt: skip
 TYPES = {"ContextManagement": "compaction"}
+STRICT_SCHEMA = {"type": "object", "additionalProperties": False}
 
 
 def sample_values(hint: Any, name: str = "") -> list[Any]:
@@ -52,6 +53,8 @@ def sample_values(hint: Any, name: str = "") -> list[Any]:
         return list(args)
     if is_typeddict(hint):
         return sample_objects(hint)
+    if name in ("parameters", "schema") and (origin is dict or hint is object):
+        return [STRICT_SCHEMA]
     if origin is dict:
         return [{}, {"key": sample_values(args[1])[0]}]
     if origin is not None:  # a list type
@@ -207,7 +210,7 @@ FULL_BODY = {
         {"type": "shell_call_output", "call_id": "call_2", "output": [SHELL_RESULT]},
     ],
     "tools": [
-        {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True},
+        {"type": "function", "name": "f", "parameters": STRICT_SCHEMA, "strict": True},
         {"type": "custom", "name": "g", "format": GRAMMAR},
         {"type": "mcp", "server_label": "s", "require_approval": {"always": {"read_only": True}}},
     ],

@@ -195,6 +195,21 @@ FORMAT_NOT_SUPPORTED = ErrorTemplate(
     "Invalid parameter: '{param}' of type 'json_schema' is not supported with this model.",
     param="{param}",
 )
+INVALID_FUNCTION_SCHEMA = ErrorTemplate(
+    "Invalid schema for function '{name}': {problem}",
+    param="{path}",
+    code="invalid_function_parameters",
+)
+INVALID_FORMAT_SCHEMA = ErrorTemplate(
+    "Invalid schema for response_format '{name}': {problem}",
+    param="text.format.schema",
+    code="invalid_json_schema",
+)
+JSON_NOT_MENTIONED = ErrorTemplate(
+    "Response input messages must contain the word 'json' in some form to use 'text.format' of "
+    "type 'json_object'.",
+    param="input",
+)
 CONVERSATION_NOT_FOUND = ErrorTemplate("Conversation with id '{id}' not found.", status=404)
 CONVERSATION_LOCKED = ErrorTemplate(
     "Another process is currently operating on this conversation. Please retry in a few seconds.",

@@ -143,6 +143,8 @@ def _build_draft(
         if not store:
             raise errors.BACKGROUND_UNSTORED()
     requests.check_tool_choice(body, model_input.items)
+    if not service.ignores_unknown:
+        requests.check_json_mentioned(body, model_input.items)
     triggered = bool(items) and items[-1]["type"] == encrypted_content.TRIGGER_TYPE
     compacted = _compact_if_needed(body, model_input, model.window, triggered=triggered)
     seen = model_input

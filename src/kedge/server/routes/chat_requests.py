@@ -14,6 +14,7 @@ from kedge.server.object_forms import Item
 from kedge.server.schema import requests
 from kedge.server.schema import validators as v
 from kedge.server.schema.items import NAME
+from kedge.server.schema.json_schemas import check_schemas
 from kedge.server.schema.tables import ANY_OBJECT, STRING, Rules
 
 PARTS = Rules(
@@ -172,6 +173,7 @@ JSON_NOT_MENTIONED = ErrorTemplate(
     "'json_object'.",
     param="messages",
 )
+INVALID_FORMAT_SCHEMA = ErrorTemplate(errors.INVALID_FORMAT_SCHEMA.message, param="response_format")
 CONFLICTING_TOKEN_LIMITS = ErrorTemplate(
     "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported.",
     param="max_tokens",
@@ -263,6 +265,13 @@ def parse_request(body: dict[str, Any]) -> dict[str, Any]:
     check_order(checked["messages"])
     params = _convert_parameters(checked)
     params["input"] = list(iter_items(checked["messages"]))
+    if not v.is_ignoring_unknown():
+        requests.check_json_mentioned(params, params["input"], JSON_NOT_MENTIONED)
+    check_schemas(
+        params,
+        tool_path="tools[{index}].function.parameters",
+        format_error=INVALID_FORMAT_SCHEMA,
+    )
     requests.check_tool_choice(params, ())
     return params
 
@@ -283,18 +292,6 @@ def _check_combinations(body: dict[str, Any]) -> None:
             if not v.is_ignoring_unknown():
                 raise REQUIRES_TOOLS(name=name)
             del body[name]  # it may be about tools that were ignored
-    if requests.get_object(body, "response_format").get("type") == "json_object" and not any(
-        "json" in text.lower() for message in body["messages"] for text in _iter_texts(message)
-    ):
-        raise JSON_NOT_MENTIONED()
-
-
-def _iter_texts(message: Body) -> Iterator[str]:
-    content = message.get("content") or ()
-    if isinstance(content, str):
-        yield content
-    else:
-        yield from (part["text"] for part in content if "text" in part)
 
 
 def _convert_parameters(body: Body) -> dict[str, Any]:

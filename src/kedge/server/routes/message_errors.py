@@ -71,6 +71,9 @@ BREAKPOINT_ORDER = ErrorTemplate(
     "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that "
     "blocks are processed in the following order: `tools`, `system`, `messages`."
 )
+BLANK_STOP_SEQUENCE = ErrorTemplate(
+    "stop_sequences: each stop sequence must contain non-whitespace"
+)
 DUPLICATE_TOOL = ErrorTemplate("tools: Tool names must be unique.")
 
 # Not from the hosted API: this error concerns the model, not the request.

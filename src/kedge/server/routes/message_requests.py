@@ -10,6 +10,7 @@ from kedge.server.object_forms import Item
 from kedge.server.routes import message_errors as errors
 from kedge.server.routes import message_schema as schema
 from kedge.server.schema.requests import RequestSchema, check_tool_choice, get_object
+from kedge.server.schema.validators import is_ignoring_unknown
 from kedge.text.json_text import encode
 
 ContentBlock = Mapping[str, Any]
@@ -153,6 +154,8 @@ def parse_request(
     params = _build_request(checked, decrypt)
     params["max_output_tokens"] = checked["max_tokens"]
     params["stop"] = tuple(checked.get("stop_sequences") or ())
+    if not is_ignoring_unknown() and not all(map(str.strip, params["stop"])):
+        raise errors.BLANK_STOP_SEQUENCE()
     sent = ("stream", *schema.SAMPLING_PARAMETERS)
     return params | {name: checked[name] for name in sent if name in checked}
 

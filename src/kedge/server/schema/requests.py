@@ -19,8 +19,9 @@ from kedge.server import errors
 from kedge.server.object_forms import Item
 from kedge.server.schema import validators as v
 from kedge.server.schema.items import INPUT_PART, ITEM, ITEMS, NAME, TEXT, TOOL_CHOICE, TOOLS
+from kedge.server.schema.json_schemas import check_schemas
 from kedge.server.schema.tables import BOOLEAN, STRING, Rules
-from kedge.text.json_text import decode, reject_constant
+from kedge.text.json_text import decode, encode, reject_constant
 
 MOVED_PARAMETERS: Mapping[str, str] = {
     "messages": "input",
@@ -194,6 +195,19 @@ def _is_offered(tool: ToolParam, offered: Sequence[ToolParam]) -> bool:
     return any(one["type"] == tool.get("type") and one.get(key) == tool.get(key) for one in offered)
 
 
+def check_json_mentioned(
+    body: Mapping[str, Any],
+    context: Sequence[Item],
+    error: errors.ErrorTemplate = errors.JSON_NOT_MENTIONED,
+) -> None:
+    """Reject the format ``json_object`` if no item of the context mentions JSON; instructions do not count."""
+    text_format = get_object(get_object(body, "text"), "format")
+    if text_format.get("type") == "json_object" and not any(
+        b"json" in encode(item).lower() for item in context
+    ):
+        raise error()
+
+
 def parse_body(raw: bytes) -> dict[str, Any]:
     """Parse a request body as a JSON object; reject NaN, invalid UTF-8 and too deep nesting.
 
@@ -269,6 +283,7 @@ def check_create(body: dict[str, Any], *, on_socket: bool = False) -> None:
     for entry in fields.get("context_management") or ():
         if entry["type"] != "compaction":
             raise errors.CONTEXT_MANAGEMENT_UNSUPPORTED(type=entry["type"])
+    check_schemas(fields)
 
 
 def check_not_empty(body: Mapping[str, Any]) -> None:

@@ -52,6 +52,7 @@ INVALID_MESSAGES: list[tuple[list[Any], str, str]] = [
 ]
 ONLY_TOOLS = "only allowed when 'tools' are specified"
 OTHER_CHOICE = {"type": "function", "function": {"name": "g"}}
+OPEN_SCHEMA: dict[str, Any] = {"name": "s", "schema": {"type": "object"}, "strict": True}
 INVALID_MEMBERS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"model": ...}, "model", "Missing required parameter: 'model'."),
     ({"model": ""}, "model", "does not exist"),
@@ -72,6 +73,16 @@ INVALID_MEMBERS: list[tuple[dict[str, Any], str | None, str]] = [
     ),
     ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "at the same time"),
     ({"response_format": {"type": "json_object"}}, "messages", "must contain the word 'json'"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        "tools[0].function.parameters",
+        "Invalid schema for function 'f': schema must be a JSON Schema of 'type:",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": OPEN_SCHEMA}},
+        "response_format",
+        "Invalid schema for response_format 's': In context=(), 'additionalProperties' is required",
+    ),
 ]
 INVALID_REQUESTS = [
     *INVALID_MEMBERS,
@@ -116,10 +127,11 @@ def test_valid_request_is_accepted(body: dict[str, Any]) -> None:
 
 def test_parameters_are_converted_to_the_responses_api() -> None:
     """Parameters are converted to those of the Responses API, so that a model sees one format."""
-    schema = {"name": "s", "schema": {"type": "object"}, "strict": True}
+    closed = {"type": "object", "additionalProperties": False}
+    schema = {"name": "s", "schema": closed, "strict": True}
     question = parse_request(
         make_request(
-            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+            tools=[{"type": "function", "function": {"name": "f", "parameters": closed}}],
             tool_choice={"type": "function", "function": {"name": "f"}},
             max_completion_tokens=7,
             reasoning_effort="low",
@@ -133,7 +145,7 @@ def test_parameters_are_converted_to_the_responses_api() -> None:
     assert question == {
         "model": "practice",
         "temperature": 0.5,
-        "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": False}],
+        "tools": [{"type": "function", "name": "f", "parameters": closed, "strict": False}],
         "tool_choice": {"type": "function", "name": "f"},
         "max_output_tokens": 7,
         "reasoning": {"effort": "low"},

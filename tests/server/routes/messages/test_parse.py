@@ -74,6 +74,10 @@ THINKING = {"type": "enabled", "budget_tokens": 1024}
 INVALID_MEMBERS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": ...}, "max_tokens: Field required"),
     ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
+    (
+        {"stop_sequences": ["x", " \n"]},
+        "stop_sequences: each stop sequence must contain non-whitespace",
+    ),
     ({"mood": 1}, "mood: Extra inputs are not permitted"),
     ({"temperature": 1}, "temperature: Extra inputs are not permitted"),
     ({"tools": [TOOL, TOOL]}, "tools: Tool names must be unique."),

@@ -1,0 +1,79 @@
+"""The schemas of a request: those of its functions and of its text format, as the live API accepts them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from kedge.server import errors
+from kedge.server.schema.validators import is_ignoring_unknown
+
+JsonSchema = Mapping[str, Any]
+
+
+def check_schemas(
+    params: Mapping[str, Any],
+    *,
+    tool_path: str = "tools[{index}].parameters",
+    format_error: errors.ErrorTemplate = errors.INVALID_FORMAT_SCHEMA,
+) -> None:
+    """Reject schemas of functions that are not objects, and schemas in strict mode that are not strict.
+
+    Where unknown parameters are ignored, all are accepted: other servers accept them.
+    """
+    if is_ignoring_unknown():
+        return
+    for path, tool in _list_functions(params.get("tools") or (), tool_path):
+        schema = tool.get("parameters")
+        problem = None if schema is None else find_problem(schema, is_strict=tool.get("strict"))
+        if problem is not None:
+            raise errors.INVALID_FUNCTION_SCHEMA(path=path, name=tool["name"], problem=problem)
+    text_format = (params.get("text") or {}).get("format") or {}
+    if text_format.get("type") == "json_schema" and text_format.get("strict"):
+        problem = find_problem(text_format["schema"], is_strict=True)
+        if problem is not None:
+            raise format_error(name=text_format["name"], problem=problem)
+
+
+def find_problem(schema: JsonSchema, *, is_strict: bool | None) -> str | None:
+    """Return why the live API does not accept a schema, or None."""
+    kind = schema.get("type")
+    if kind != "object":
+        return f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'."
+    return next(_iter_strict_problems(schema, ()), None) if is_strict else None
+
+
+def _list_functions(
+    tools: Sequence[Mapping[str, Any]], path: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for index, tool in enumerate(tools):
+        if tool["type"] == "namespace":
+            yield from _list_functions(tool["tools"], f"tools[{index}].{path}")
+        elif tool["type"] == "function":
+            yield path.replace("{index}", str(index)), tool
+
+
+def _iter_strict_problems(value: Any, context: tuple[str, ...]) -> Iterator[str]:
+    if not isinstance(value, dict):
+        return
+    schema = cast("dict[str, Any]", value)
+    kind, properties = schema.get("type"), schema.get("properties")
+    if kind == "object" or (isinstance(kind, list) and "object" in kind):
+        if schema.get("additionalProperties") is not False:
+            yield (
+                f"In context={context}, 'additionalProperties' is required to be supplied and to be "
+                "false."
+            )
+        required = schema.get("required")
+        for name in properties if isinstance(properties, dict) else ():
+            if not isinstance(required, list) or name not in required:
+                yield (
+                    f"In context={context}, 'required' is required to be supplied and to be an array "
+                    f"including every key in properties. Missing '{name}'."
+                )
+    for key in ("properties", "$defs", "definitions"):
+        inner = schema.get(key)
+        for name, each in inner.items() if isinstance(inner, dict) else ():
+            yield from _iter_strict_problems(each, (*context, key, name))
+    yield from _iter_strict_problems(schema.get("items"), (*context, "items"))
+    choices = schema.get("anyOf")
+    for index, each in enumerate(choices if isinstance(choices, list) else ()):
+        yield from _iter_strict_problems(each, (*context, "anyOf", str(index)))
