@@ -349,6 +349,24 @@ def test_failed_export_retains_the_last_one(
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.usefixtures("server")
+def test_export_and_batch_do_not_replace_a_database(store_path: Path, tmp_path: Path) -> None:
+    """An output file that is the store, or the database of a server, is rejected and unchanged."""
+    other = tmp_path / "server.db"
+    other.write_bytes(store_path.read_bytes())
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Hello"}\n')
+    for path in (store_path, other):
+        for command in (["export"], ["batch", str(prompts)]):
+            failed = run_command(*command, "--out", str(path))
+            assert failed.exit_code == 2, failed.output
+            assert "is a database; choose another file with --out" in failed.stderr
+    absent = tmp_path / "absent.db"
+    failed = run_command("batch", str(prompts), "--out", str(absent), "--store", str(absent))
+    assert (failed.exit_code, absent.exists()) == (2, False)
+    assert run_json("verify")["ok"]
+
+
 def test_messages_of_chat_completions_are_imported() -> None:
     """A list of messages, an object with messages, or lines of these become conversations."""
     for text, count in (

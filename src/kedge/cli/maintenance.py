@@ -12,6 +12,7 @@ import click
 
 from kedge.cli.base import Result, echo, echo_note, is_json, kedge_command
 from kedge.cli.store_options import (
+    check_output_file,
     complete_names,
     conversations_argument,
     duration_option,
@@ -62,6 +63,8 @@ def export_command(
         raise click.UsageError(
             "the output is JSON already; --json prints a summary of a file, so it needs --out"
         )
+    if out is not None:
+        check_output_file(out)
 
     async def work(opened: Store) -> list[str]:
         if proxied:

@@ -52,6 +52,22 @@ def find_store_url(*, create: bool = False) -> str:
     return store_url(str(get_setting("store").value), create=create)
 
 
+def check_output_file(path: Path) -> None:
+    """Reject an output file that is a database, which would be destroyed.
+
+    Raises:
+        click.UsageError: It is the store of this command, or another SQLite database.
+    """
+    store = store_file(find_store_url())
+    is_database = store is not None and path.resolve() == store.resolve()
+    if path.is_file():
+        with suppress(OSError), path.open("rb") as file:
+            is_database |= file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    if is_database:
+        raise click.UsageError(f"{path} is a database; choose another file with --out")
+
+
+_SQLITE_MAGIC = b"SQLite format 3\0"
 _AGE_PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhdw])")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
