@@ -122,6 +122,15 @@ async def test_invalid_text_is_rejected(store: Store) -> None:
     assert (await store.conversation(row.id)).number == row.number
 
 
+async def test_blank_title_is_no_title(store: Store) -> None:
+    """A title of only spaces, which nobody could see or name, is stored as none."""
+    row = await store.create(" \n")
+    assert row.title == ""
+    await store.update(row.id, title="Sums")
+    assert (await store.update(row.id, title=" ")).title == ""
+    assert (await store.fork(row, row.head, " ")).title == ""
+
+
 async def test_head_conflict_creates_a_branch(store: Store) -> None:
     """The second of two concurrent writers gets `HeadConflict` with the node of its own branch."""
     row, (root,) = await create_conversation(store, 0)

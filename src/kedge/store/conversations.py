@@ -21,7 +21,7 @@ from kedge.store.records import (
     require_default_namespace,
     validate_page,
     validate_tags,
-    validate_text,
+    validate_title,
 )
 from kedge.text.json_text import decode
 from kedge.text.json_text import encode_text as encode
@@ -296,7 +296,7 @@ def resolve(tx: Tx, conversation: str | ConversationRow, lock: str = "") -> Conv
 def validate_members(members: Mapping[str, Any]) -> dict[str, Any]:
     """Check the members of a conversation that are to be changed; None leaves a member as it is."""
     checks: dict[str, Callable[[Any], Any]] = {
-        "title": lambda title: validate_text(title, "title"),
+        "title": validate_title,
         "tags": validate_tags,
         "archived": bool,
         "ttl": lambda ttl: validate_seconds(ttl, "ttl"),

@@ -36,7 +36,7 @@ from kedge.store.records import (
     Telemetry,
     is_row_number,
     new_row,
-    validate_text,
+    validate_title,
 )
 from kedge.store.responses import (
     INSERT_RESPONSE,
@@ -361,7 +361,7 @@ def fork_conversation(
         NotInStore: The conversation or the node does not exist.
     """
     get_node(tx, conversation, at)
-    new = replace(conversation, id=new_id("conv"), title=validate_text(title, "title"))
+    new = replace(conversation, id=new_id("conv"), title=validate_title(title))
     number = insert_conversation(tx, new, tx.clock())
     tx.run(
         "UPDATE conversations SET tree = ?, head = ?, forked_from = ?, forked_at = ? WHERE number = ?",

@@ -20,6 +20,11 @@ def validate_text(text: str, field: str) -> str:
     return text
 
 
+def validate_title(title: str) -> str:
+    """Return a title that every database can store; one of only spaces is none."""
+    return validate_text(title, "title") if title.strip() else ""
+
+
 MAX_NAME_LENGTH = 400
 """The maximum length of an id, a tag or a key. PostgreSQL limits what an index can contain."""
 
@@ -144,7 +149,7 @@ def new_row(
     """
     return ConversationRow(
         validate_name(id, "id") or new_id("conv"),
-        validate_text(title, "title"),
+        validate_title(title),
         validate_tags(tags),
         mode=validate_mode(mode),
         retention=validate_seconds(retention, "retention"),
