@@ -6,11 +6,11 @@ from typing import Any, cast
 from kedge.server import errors
 from kedge.server.schema.validators import is_ignoring_unknown
 
-JsonSchema = Mapping[str, Any]
+Body = Mapping[str, Any]
 
 
 def check_schemas(
-    params: Mapping[str, Any],
+    params: Body,
     *,
     tool_path: str = "tools[{index}].parameters",
     format_error: errors.ErrorTemplate = errors.INVALID_FORMAT_SCHEMA,
@@ -26,14 +26,14 @@ def check_schemas(
         problem = None if schema is None else find_problem(schema, is_strict=tool.get("strict"))
         if problem is not None:
             raise errors.INVALID_FUNCTION_SCHEMA(path=path, name=tool["name"], problem=problem)
-    text_format = (params.get("text") or {}).get("format") or {}
+    text_format = _get_object(_get_object(params, "text"), "format")
     if text_format.get("type") == "json_schema" and text_format.get("strict"):
         problem = find_problem(text_format["schema"], is_strict=True)
         if problem is not None:
             raise format_error(name=text_format["name"], problem=problem)
 
 
-def find_problem(schema: JsonSchema, *, is_strict: bool | None) -> str | None:
+def find_problem(schema: Body, *, is_strict: bool | None) -> str | None:
     """Return why the live API does not accept a schema, or None."""
     kind = schema.get("type")
     if kind != "object":
@@ -41,9 +41,7 @@ def find_problem(schema: JsonSchema, *, is_strict: bool | None) -> str | None:
     return next(_iter_strict_problems(schema, ()), None) if is_strict else None
 
 
-def _list_functions(
-    tools: Sequence[Mapping[str, Any]], path: str
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _list_functions(tools: Sequence[Body], path: str) -> Iterator[tuple[str, Body]]:
     for index, tool in enumerate(tools):
         if tool["type"] == "namespace":
             yield from _list_functions(tool["tools"], f"tools[{index}].{path}")
@@ -51,11 +49,8 @@ def _list_functions(
             yield path.replace("{index}", str(index)), tool
 
 
-def _iter_strict_problems(value: Any, context: tuple[str, ...]) -> Iterator[str]:
-    if not isinstance(value, dict):
-        return
-    schema = cast("dict[str, Any]", value)
-    kind, properties = schema.get("type"), schema.get("properties")
+def _iter_strict_problems(schema: Body, context: tuple[str, ...]) -> Iterator[str]:
+    kind = schema.get("type")
     if kind == "object" or (isinstance(kind, list) and "object" in kind):
         if schema.get("additionalProperties") is not False:
             yield (
@@ -63,17 +58,30 @@ def _iter_strict_problems(value: Any, context: tuple[str, ...]) -> Iterator[str]
                 "false."
             )
         required = schema.get("required")
-        for name in properties if isinstance(properties, dict) else ():
+        for name in _get_object(schema, "properties"):
             if not isinstance(required, list) or name not in required:
                 yield (
                     f"In context={context}, 'required' is required to be supplied and to be an array "
                     f"including every key in properties. Missing '{name}'."
                 )
+    for steps, inner in _iter_inner(schema):
+        yield from _iter_strict_problems(inner, (*context, *steps))
+
+
+def _iter_inner(schema: Body) -> Iterator[tuple[tuple[str, ...], Body]]:
+    """Yield the schemas directly inside a schema, with the steps to them."""
     for key in ("properties", "$defs", "definitions"):
-        inner = schema.get(key)
-        for name, each in inner.items() if isinstance(inner, dict) else ():
-            yield from _iter_strict_problems(each, (*context, key, name))
-    yield from _iter_strict_problems(schema.get("items"), (*context, "items"))
+        members = _get_object(schema, key)
+        yield from (((key, name), _get_object(members, name)) for name in members)
+    if "items" in schema:
+        yield ("items",), _get_object(schema, "items")
     choices = schema.get("anyOf")
-    for index, each in enumerate(choices if isinstance(choices, list) else ()):
-        yield from _iter_strict_problems(each, (*context, "anyOf", str(index)))
+    if isinstance(choices, list):
+        members = {str(index): each for index, each in enumerate(cast("list[Any]", choices))}
+        yield from ((("anyOf", index), _get_object(members, index)) for index in members)
+
+
+def _get_object(members: Body, name: str) -> Body:
+    """Return a member that is an object; any other value has nothing to check."""
+    value = members.get(name)
+    return cast("Body", value) if isinstance(value, dict) else {}
