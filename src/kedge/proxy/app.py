@@ -51,6 +51,7 @@ from kedge.proxy.access import (
 )
 from kedge.security.urls import BaseUrl, parse_base_url
 from kedge.server.access import CALLER_KEY, AccessPolicy, Rejection
+from kedge.server.errors import encode_error_event
 from kedge.server.request_log import EscapedJSONResponse, RequestMiddleware, metrics
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
@@ -582,5 +583,5 @@ def _format_plan(exchange: Exchange) -> str:
 def _format_socket_error(rejection: Rejection, scope: Scope) -> str:
     """Return a rejection as a WebSocket message, in the form of OpenAI's API."""
     error = json.loads(bytes(build_rejection(rejection, scope).body))["error"]
-    event = {"type": "error", "status": rejection.status}
-    return json.dumps({**event, "error": {**error, "headers": dict(rejection.headers)}})
+    fields = {**error, "headers": dict(rejection.headers)}
+    return encode_error_event(fields, status=rejection.status).decode()

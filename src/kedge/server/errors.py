@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from kedge.text.json_text import escape_surrogates
+from kedge.text.json_text import encode, escape_surrogates
 
 
 class ApiError(Exception):
@@ -62,6 +62,14 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+
+def encode_error_event(
+    error: Mapping[str, Any], stream_id: str | None = None, **members: object
+) -> bytes:
+    """Encode an error as an event of a WebSocket: unlike in a stream, it is a member of the event."""
+    lane = {} if stream_id is None else {"stream_id": stream_id}
+    return encode({"type": "error", **members, **lane, "error": error})
 
 
 class ErrorTemplate(Struct, frozen=True):

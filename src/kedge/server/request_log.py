@@ -28,6 +28,7 @@ from kedge.observe import bind_fields, count, get_logger, measure
 from kedge.security.access_tokens import AccessToken
 from kedge.server import access
 from kedge.server.access import AccessPolicy, CallerRegistry, Credentials, Rejection
+from kedge.server.errors import encode_error_event
 from kedge.server.object_forms import Item
 from kedge.text.json_text import encode_escaped
 
@@ -144,8 +145,8 @@ class _WatchedConnection:
         if self._scope["type"] == "websocket":
             if self._is_started:
                 error = json.loads(bytes(rejection.body))["error"]
-                event = {"type": "error", "status": rejection.status_code, "error": error}
-                await self._send({"type": "websocket.send", "text": json.dumps(event)})
+                event = encode_error_event(error, status=rejection.status_code)
+                await self._send({"type": "websocket.send", "text": event.decode()})
             await self._send({"type": "websocket.close", "code": POLICY_VIOLATION})
         elif not self._is_started:
             await rejection(self._scope, self._receive, self._send)

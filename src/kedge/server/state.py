@@ -6,7 +6,7 @@ import hmac
 import logging
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kedge.security.access_tokens import AccessToken, TokenReservation
 from kedge.security.bounded_dict import BoundedDict
@@ -24,13 +24,19 @@ from kedge.server.storage.items import NodeRepository
 from kedge.server.storage.responses import ConversationRepository, ResponseRepository
 
 if TYPE_CHECKING:
-    from kedge.server.response_run import Generation
     from kedge.server.websocket import ServerConnection
 
 log = logging.getLogger("kedge.server")
 
 MAX_REASONING_TEXTS = 10_000
 """The maximum number of reasoning items whose texts are cached."""
+
+
+class Stoppable(Protocol):
+    """Protocol of what the server stops before it closes its connections."""
+
+    def stop(self, status: str, /) -> None:
+        """End soon, as ``failed`` if the server shuts down."""
 
 
 class ServerState:
@@ -69,7 +75,7 @@ class ServerState:
         )
         self.logged_parameters: set[str] = set()
         """Ignored parameters that the log already names."""
-        self.running: set[Generation] = set()
+        self.running: set[Stoppable] = set()
         self.sockets: set[ServerConnection] = set()
         key = secrets.token_bytes(encrypted_content.KEY_BYTES)
         self._key = self._database.get_or_add_fact("sealing key", key) or key

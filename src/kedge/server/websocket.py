@@ -97,8 +97,11 @@ class AsgiBridge:
         kind = name.removeprefix(b"event: ").decode()
         self.has_failed = self.has_failed or kind in FAILURE_EVENTS
         if kind == "error":
-            data = encode(_nest_error(decode(data)))
-        await self._send_message(data[:-1] + self._suffix if self._suffix else data)
+            event = decode(data)
+            number = event.pop("sequence_number")
+            await self._send_error({**event, "type": "server_error"}, sequence_number=number)
+        else:
+            await self._send_message(data[:-1] + self._suffix if self._suffix else data)
 
     async def _forward_error(self) -> None:
         self.has_failed = True
@@ -111,21 +114,10 @@ class AsgiBridge:
             for name in FORWARDED_HEADERS
             if name in self._headers
         }
-        await self._send_message(
-            encode_error(self._status, {**fields, "headers": headers}, self._stream_id)
-        )
+        await self._send_error({**fields, "headers": headers}, status=self._status)
 
-
-def encode_error(status: int, error: Mapping[str, Any], stream_id: str | None) -> bytes:
-    """Encode an error as a WebSocket message."""
-    lane = {} if stream_id is None else {"stream_id": stream_id}
-    return encode({"type": "error", "status": status, **lane, "error": error})
-
-
-def _nest_error(event: dict[str, Any]) -> dict[str, Any]:
-    """Convert the error event of a stream to that of a WebSocket, with the error in its own member."""
-    outside = {"type": event.pop("type"), "sequence_number": event.pop("sequence_number")}
-    return {**outside, "error": {"type": "server_error", **event}}
+    async def _send_error(self, error: Mapping[str, Any], **members: object) -> None:
+        await self._send_message(errors.encode_error_event(error, self._stream_id, **members))
 
 
 def _build_scope(outer: Scope, memory: LaneMemory) -> Scope:
@@ -309,7 +301,8 @@ class ServerConnection:
             await self._send({"type": "websocket.close", "code": code or self._close_code})
 
     async def _send_error(self, error: errors.ApiError, stream_id: str | None) -> None:
-        await self._send_message(encode_error(error.status, error.body()["error"], stream_id))
+        fields = error.body()["error"]
+        await self._send_message(errors.encode_error_event(fields, stream_id, status=error.status))
 
     async def _send_message(self, message: bytes) -> None:
         if not self._closed.is_set():

@@ -3,6 +3,8 @@
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
 from server.conftest import WEATHER, Connect, ask, rejects, user_message
 from server.routes.test_responses_stream import FailingModel
-from server.waiting import TIMEOUT
+from server.waiting import TIMEOUT, wait_until
 
 PROMPT = "Please call weather."
 
@@ -43,14 +45,21 @@ def make_result(call_id: str) -> dict[str, str]:
     return {"type": "function_call_output", "call_id": call_id, "output": "sunny"}
 
 
-def raw_post(server: TestServer, **body: Any) -> bytes:
-    """Send a request over a plain socket and read until the server closes the connection."""
+@contextmanager
+def raw_post(server: TestServer, **body: Any) -> Iterator[socket.socket]:
+    """Send a request over a plain socket, and yield the socket."""
     data = json.dumps(STREAM_REQUEST | body).encode()
     with socket.create_connection(server.address, timeout=TIMEOUT) as connection:
         connection.sendall(
             b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
         )
+        yield connection
+
+
+def raw_read(server: TestServer, **body: Any) -> bytes:
+    """Send a request over a plain socket and read until the server closes the connection."""
+    with raw_post(server, **body) as connection:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
@@ -96,9 +105,9 @@ USUAL_EVENTS = [
 def test_stream_is_cut_after_events(server: TestServer, client: OpenAI, number: int) -> None:
     """N complete events arrive without a final chunk, and the response is stored; a later cut is not consumed."""
     server.faults.set(f"cut_after_events={number}", times=1)
-    assert json.loads(raw_post(server, stream=False).partition(b"\r\n\r\n")[2])
+    assert json.loads(raw_read(server, stream=False).partition(b"\r\n\r\n")[2])
     assert server.faults.armed
-    body, ended = decode_chunked(raw_post(server))
+    body, ended = decode_chunked(raw_read(server))
     assert body == b"" or body.endswith(b"\n\n")
     names = event_names(body)
     if number == 500:
@@ -117,7 +126,7 @@ def test_stream_is_cut_after_events(server: TestServer, client: OpenAI, number: 
 def test_stream_is_cut_inside_an_event(server: TestServer, number: int) -> None:
     """After N complete events, only a part of the next one arrives."""
     server.faults.set(f"cut_in_event={number}", times=1)
-    body, ended = decode_chunked(raw_post(server))
+    body, ended = decode_chunked(raw_read(server))
     assert not ended
     *complete, partial = body.split(b"\n\n")
     assert len(complete) == number
@@ -153,6 +162,24 @@ def test_times_limit_lets_the_clients_retry_succeed(server: TestServer) -> None:
     with OpenAI(base_url=server.base_url, api_key="any", max_retries=2) as client:
         assert ask(client, "Hi").status == "completed"
     assert not server.faults.armed
+
+
+def test_a_delayed_request_ends_with_its_client_and_with_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is not handled any more: a client that waits gets an error of the API, and the log has no error."""
+    limits = Limits(shutdown_seconds=0)
+    with serve(limits=limits) as server, ThreadPoolExecutor(1) as pool:
+        server.faults.set("slow_first_byte=3000")
+        with raw_post(server):
+            wait_until(lambda: server.running)
+        wait_until(lambda: not server.running)
+        waiting = pool.submit(post, server, stream=False)
+        wait_until(lambda: server.running)
+        server.stop()
+        assert waiting.result().status_code == 500
+        assert waiting.result().json()["error"]["type"] == "server_error"
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 @for_each(
@@ -372,7 +399,7 @@ def test_a_stream_ends_with_an_error_event(server: TestServer, client: OpenAI) -
     """A stream that fails sends an error event and ends with the final chunk, also if another fault applies."""
     server.faults.set("fail_after_events=3", times=1)
     server.faults.set("omit_response_id", times=1)
-    body, ended = decode_chunked(raw_post(server))
+    body, ended = decode_chunked(raw_read(server))
     assert ended
     assert event_names(body) == [*USUAL_EVENTS[:3], "error"]
     assert b'"resp_' not in body

@@ -201,8 +201,9 @@ class FaultMiddleware:
         request.update_access_record()
         armed = self._faults.armed
         slow = armed.get("slow_first_byte")
-        if slow is not None:
-            await asyncio.sleep(request.record_fault(slow).value)
+        if slow is not None and not await _delay(scope, receive, request.record_fault(slow).value):
+            await build_error_response(scope, errors.INTERNAL_ERROR())(scope, receive, send)
+            return
         override = find_override(armed, request)
         if override is not None:
             await override(scope, receive, send)
@@ -217,6 +218,32 @@ class FaultMiddleware:
             body = decode(raw)
         members = cast("Body", body) if isinstance(body, dict) else {}
         return FaultedRequest(scope, raw, members, self._faults.consume, self._withheld_call_ids)
+
+
+class _DelayedRequest:
+    """A request that is not handled yet; the server stops it as it stops a response in progress."""
+
+    def __init__(self) -> None:
+        self.stopped = asyncio.Event()
+
+    def stop(self, _status: str) -> None:
+        """End the wait."""
+        self.stopped.set()
+
+
+async def _delay(scope: Scope, receive: Receive, seconds: float) -> bool:
+    """Wait, and return whether the client is still there and the server is not stopping."""
+    running = scope["app"].state.service.running
+    delayed = _DelayedRequest()
+    running.add(delayed)
+    try:
+        async with asyncio.timeout(seconds):
+            await receive_until(receive, delayed.stopped)
+    except TimeoutError:
+        return True
+    finally:
+        running.discard(delayed)
+    return False
 
 
 def _is_loopback(scope: Scope) -> bool:
