@@ -1,5 +1,6 @@
 """The access policy shared by server, web page and proxy."""
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from kedge.server.access import (
     counts_as_request,
 )
 from kedge.server.errors import HOST_NOT_ALLOWED, RATE_LIMITED, TOKENS_LIMITED, ErrorTemplate
+from kedge.store import TokenRegistry, open_store
 
 
 def make_scope(**headers: str) -> Any:
@@ -57,3 +59,13 @@ async def test_any_host_needs_a_token(token: str | None, error: ErrorTemplate | 
     policy = AccessPolicy(token, LOOPBACK_NAMES, frees_hosts=True)
     access = await policy.authorize(make_scope(host="kedge.example"), Credentials(b"secret"))
     assert (access.rejection.error if access.rejection else None) == error
+
+
+async def test_tokens_without_a_reservation_are_counted() -> None:
+    """Tokens that were not reserved, such as those of a result from the background, count for their caller."""
+    store = open_store("sqlite://:memory:")
+    with closing(store.database):
+        registry = TokenRegistry(store)
+        caller, _ = await registry.add("ada", tokens_per_minute=100)
+        await AccessPolicy(registry=registry).settle(None, 30, caller)
+        assert (await registry.count("ada")).tokens == 30

@@ -12,7 +12,7 @@ from kedge.security.access_tokens import AccessToken
 from kedge.server import request_log
 from kedge.server.access import CALLER_KEY
 from kedge.server.request_log import RevocationWatch
-from server.waiting import TIMEOUT
+from server.waiting import TIMEOUT, wait_until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,12 @@ def reject(_: Scope) -> Response:
     return JSONResponse({"error": {"code": "revoked"}}, 401)
 
 
-async def run(app: Any, registry: Registry, kind: str = "http") -> list[Message]:
+def make_watch(*results: bool | Exception) -> RevocationWatch:
+    """Return a watch whose checks have the given results."""
+    return RevocationWatch(Registry(*results), reject)  # pyright: ignore[reportArgumentType]
+
+
+async def run(app: Any, watch: RevocationWatch, kind: str = "http") -> list[Message]:
     """Run an app for a request of a client that sends nothing, and return what is sent to it."""
     sent: list[Message] = []
 
@@ -48,9 +53,10 @@ async def run(app: Any, registry: Registry, kind: str = "http") -> list[Message]
         raise AssertionError
 
     async def send(message: Message) -> None:
+        for _ in range(20):  # as a slow client
+            await asyncio.sleep(0)
         sent.append(message)
 
-    watch = RevocationWatch(registry, reject)  # pyright: ignore[reportArgumentType]
     scope = {"type": kind, CALLER_KEY: CALLER}
     async with asyncio.timeout(TIMEOUT):
         await watch.run(app, scope, receive, send)
@@ -71,11 +77,25 @@ async def test_a_stream_goes_on_until_its_token_is_known_to_be_revoked() -> None
         assert (await receive())["type"] == "http.disconnect"
         await send({"type": "http.response.body", "body": b"late"})
 
-    registry = Registry(True, StoreBusy("busy"), False)
-    sent = await run(app, registry)
-    assert registry.results == []
+    watch = make_watch(True, StoreBusy("busy"), False)
+    sent = await run(app, watch)
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert sent[-1]["body"] == b""
+
+
+async def test_tokens_are_checked_again_after_a_time_without_requests() -> None:
+    """The checks end with the last request, and a later request starts them again."""
+
+    async def answer(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def wait(_: Scope, receive: Receive, __: Send) -> None:
+        assert (await receive())["type"] == "http.disconnect"
+
+    watch = make_watch(False)
+    assert len(await run(answer, watch)) == 1
+    await wait_until_async(lambda: not watch._tasks)
+    assert (await run(wait, watch))[0]["status"] == 401
 
 
 @pytest.mark.parametrize("accepts", [False, True])
@@ -87,7 +107,7 @@ async def test_a_websocket_is_closed(accepts: bool) -> None:
             await send({"type": "websocket.accept"})
         assert (await receive())["type"] == "websocket.disconnect"
 
-    sent = await run(app, Registry(False), "websocket")
+    sent = await run(app, make_watch(False), "websocket")
     before = ["websocket.accept", "websocket.send"] if accepts else []
     assert [message["type"] for message in sent] == [*before, "websocket.close"]
     assert sent[-1]["code"] == 1008
@@ -106,4 +126,4 @@ async def test_a_response_of_known_length_is_not_completed(
             await send({"type": "http.response.body", "body": b"0123456789"})
         await receive()
 
-    assert len(await run(app, Registry(False))) == messages
+    assert len(await run(app, make_watch(False))) == messages

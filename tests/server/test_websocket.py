@@ -140,6 +140,7 @@ async def test_a_failed_continuation_evicts_its_parent_on_the_same_lane(
 ) -> None:
     """A failed request evicts the previous response of its lane; one of another lane, or stored, can be continued."""
     first = (await ws_client.create_and_read("One", stream_id="a", store=store))["response"]["id"]
+    other = await ws_client.create_unstored("I am Ada.", stream_id="b")
     orphan = [{"type": "function_call_output", "call_id": "call_x", "output": "x"}]
     for prompt, stream_id, is_accepted in ((orphan, lane, False), ("Two", "a", remembered)):
         ended = await ws_client.create_and_read(
@@ -147,6 +148,7 @@ async def test_a_failed_continuation_evicts_its_parent_on_the_same_lane(
         )
         assert (ended["type"] == "response.completed") is is_accepted
         assert is_accepted or ended["status"] == 400
+    assert await recall(ws_client, other, store=False) == ADA
 
 
 async def test_stored_response_includes_its_unstored_ancestors(
@@ -319,16 +321,15 @@ async def test_stopping_server_finishes_or_fails_running_responses(finishes: boo
 
 async def test_disconnect_cancels_every_lane() -> None:
     """A disconnect cancels the model on every lane, and queued requests never start."""
-    async with connect_gated() as (server, model, ws_client):
-        await ws_client.create("wait a", stream_id="a")
-        await ws_client.create("wait b", stream_id="b")
-        await ws_client.create("never", stream_id="b")
+    async with connect_gated(limits=Limits(socket_in_flight=2)) as (server, model, ws_client):
+        for text in ("wait a", "wait b", "never b", "never c"):
+            await ws_client.create(text, stream_id=text[-1])
         await wait_until_async(lambda: len(model.started) == 2)
         await ws_client.connection.close()
         await wait_until_async(lambda: len(model.cancelled) == 2)
         await wait_until_async(lambda: server.running == 0)
-        assert "never" not in model.started
         assert server.call(lambda service: len(service.sockets)) == 0
+    assert model.started == ["wait a", "wait b"]
 
 
 @for_each(("message", "code"), [("x" * 2_000, 1009), (b"{}", 1003)])
@@ -411,18 +412,25 @@ async def test_faults_apply_to_events(server: TestServer, ws_client: WebSocketCl
     assert types[:3] == ["response.created", "response.created", "response.in_progress"]
 
 
+@pytest.mark.parametrize(
+    ("name", "code"), [("QueuedRequest", 1006), ("AsgiBridge._forward_event", 1011)]
+)
 async def test_unexpected_error_closes_only_the_connection(
-    server: TestServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: TestServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    code: int,
 ) -> None:
     """The log has the type of the error without its message, and the server continues to work."""
 
     def broken(*_: object) -> None:
         raise ValueError("the words of a conversation")
 
-    monkeypatch.setattr("kedge.server.websocket.QueuedRequest", broken)
+    monkeypatch.setattr(f"kedge.server.websocket.{name}", broken)
     async with connect_client(server) as ws_client:
         await ws_client.create()
-        await ws_client.wait_closed()
+        assert await ws_client.wait_closed() == code
     monkeypatch.undo()
     assert "failed with an internal error: ValueError" in caplog.text
     assert "the words of a conversation" not in caplog.text
