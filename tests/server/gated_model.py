@@ -7,6 +7,7 @@ from kedge.server.models import (
     ItemClosed,
     ItemDelta,
     ItemOpened,
+    ModelUsage,
     OutputEvent,
     PracticeModel,
     Prompt,
@@ -28,6 +29,7 @@ class GatedModel(PracticeModel):
         self.waiting: list[str] = []
         self.cancelled: list[str] = []
         self.finished: list[str] = []
+        self.reported: ModelUsage | None = None
         self._gate = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -41,6 +43,8 @@ class GatedModel(PracticeModel):
         self._loop = asyncio.get_running_loop()
         text = last_user_text(prompt)
         self.started.append(text)
+        if self.reported is not None:
+            yield self.reported
         yield ItemOpened("text")
         yield ItemDelta("answer ")
         for _ in range(self.words):

@@ -279,6 +279,16 @@ def test_active_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
         connection.close()
 
 
+def test_a_rejected_routine_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """What monitoring requests is logged at DEBUG, unless it is rejected."""
+    caplog.set_level(logging.DEBUG, "kedge.access")
+    with serve(token="secret") as server, open_client(server) as http:
+        http.get("/healthz")
+        http.get("/metrics")
+    levels = [each.levelname for each in caplog.records if each.name == "kedge.access"]
+    assert levels == ["DEBUG", "INFO"]
+
+
 def test_token_is_required_if_set() -> None:
     """A missing or wrong token is a 401 error on every route except the health check."""
     with serve(token="sésame") as server, open_client(server) as http:

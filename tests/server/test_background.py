@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from kedge.server.background import EventLog
+from kedge.server.background import BackgroundJobs, EventLog
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
 from kedge.server.storage.database import SQLiteServerDatabase
@@ -176,6 +176,24 @@ async def test_long_stream_drops_its_oldest_events() -> None:
     assert [frames async for frames in quick] == []
     with pytest.raises(EventsDropped):
         await anext(slow)
+
+
+async def test_the_memory_limit_drops_no_more_than_needed() -> None:
+    """Finished streams are dropped first, then the oldest events of the stream that grows."""
+    jobs = BackgroundJobs(Limits(stream_bytes=10), lambda: 0.0)
+    logs = jobs._logs
+    logs.update({name: EventLog() for name in ("first", "second", "active")})
+    for log in logs.values():
+        log.append([b"1234"])
+    logs["first"].end(1.0)
+    logs["second"].end(2.0)
+    active = logs["active"]
+    jobs._enforce_byte_limit(active)
+    assert list(logs) == ["second", "active"]
+    active.append([b"1234", b"1234"])
+    jobs._enforce_byte_limit(active)
+    assert list(logs) == ["active"]
+    assert [active.has_all_after(number) for number in (-1, 0)] == [False, True]
 
 
 def test_cancelling_stops_the_model_and_is_idempotent(

@@ -251,6 +251,20 @@ def test_a_stream_can_be_read_from_every_server(replicas: Replicas) -> None:
     assert one.retrieve(id_)["status"] == "completed"
 
 
+def test_events_are_stored_before_the_end_of_a_response(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled response has all events that its first reader got."""
+    monkeypatch.setattr(background, "STORE_SECONDS", 3600.0)
+    one, other = replicas
+    with one.open_stream("wait", background=True) as stream:
+        events = [next(stream) for _ in range(6)]
+        id_ = events[0]["response"]["id"]
+        one.http.post(f"/responses/{id_}/cancel")
+        events += stream
+    assert other.read_events(id_) == events
+
+
 def test_a_response_can_be_cancelled_through_every_server(replicas: Replicas) -> None:
     """Its model is then stopped; an answer that is complete before does not replace the cancellation."""
     one, other = replicas
@@ -293,9 +307,10 @@ def test_streams_of_a_lost_server_are_failed(replicas: Replicas) -> None:
 
 
 def test_response_is_failed_after_repeated_attempts(url: str) -> None:
-    """A response with too many attempts, or with an invalid request, is failed."""
+    """A response with too many attempts, or with an invalid request, is failed, and its conversation is unlocked."""
     with run_replica(url) as one:
-        responses = [one.create("wait", background=True) for _ in range(3)]
+        ids = [one.create_conversation() for _ in range(3)]
+        responses = [one.create("wait", background=True, conversation=id_) for id_ in ids]
         one.wait_started(3)
     invalid = json.dumps({"model": "m", "input": "wait", "tool_choice": "required"}).encode()
     changes = [("attempts", MAX_ATTEMPTS), ("request", b"true"), ("request", invalid)]
@@ -306,6 +321,8 @@ def test_response_is_failed_after_repeated_attempts(url: str) -> None:
         for each in responses:
             other.wait_for(each, "failed")
         assert other.model.started == []
+        for id_ in ids:
+            assert other.create("x", conversation=id_)["status"] == "completed"
 
 
 def test_claimed_response_is_continued_after_an_outage(
@@ -381,6 +398,7 @@ def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
         assert other.create("hello", "a", conversation=conversation) == first
         assert len(one.http.get(f"/conversations/{conversation}/items").json()["data"]) == 2
         assert other.create("other", "a")["error"]["code"] == "idempotency_key_reused"
+        assert one.create("x", "k" * 255)["status"] == "completed"
         assert one.create("x", "k" * 256)["error"]["code"] == "idempotency_key_too_long"
         streamed, repeated = one.stream("hello", "b"), other.stream("hello", "b")
         assert streamed[-1]["response"] == repeated[-1]["response"]
@@ -388,6 +406,8 @@ def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
         assert [event["type"] for event in repeated] == [f"response.{name}" for name in names]
         queued = one.create("wait", "c", background=True)
         assert other.create("wait", "c", background=True)["id"] == queued["id"]
+        one.http.post(f"/responses/{queued['id']}/cancel")
+        assert other.create("wait", "c", background=True)["id"] != queued["id"]
         streamed, repeated = (each.stream("hello", "e", background=True) for each in (one, other))
         assert repeated == streamed
         unstored = one.create("hello", "d", store=False)

@@ -1,13 +1,17 @@
 """Responses while they are generated: concurrency, disconnects, timeouts and shutdown."""
 
+import asyncio
 import json
 import socket
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from openai import InternalServerError
 
+from for_each import for_each
+from kedge.server.models import ItemClosed, OutputEvent, Prompt
 from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
 from server.conftest import Connect, ask, open_client, rejects
@@ -44,9 +48,24 @@ def test_disconnect_cancels_the_response(stream: bool, connect: Connect) -> None
             ask(client, "x", id_)
 
 
-def test_an_answer_that_takes_too_long_is_failed(connect: Connect) -> None:
+class LateModel(GatedModel):
+    """A model that ends its answer when it is stopped."""
+
+    async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
+        """Yield an answer."""
+        try:
+            async for event in super().answer(prompt):
+                yield event
+        except asyncio.CancelledError:
+            yield ItemClosed()
+
+
+@for_each("model_type", [GatedModel, LateModel])
+def test_an_answer_that_takes_too_long_is_failed(
+    connect: Connect, model_type: type[GatedModel]
+) -> None:
     """An answer that exceeds the time limit is an error for the client and stored as failed."""
-    with serve(model=GatedModel(), limits=Limits(answer_seconds=0)) as server:
+    with serve(model=model_type(), limits=Limits(answer_seconds=0)) as server:
         client = connect(server)
         events = list(ask(client, "wait", stream=True))
         assert [event.type for event in events][-2:] == ["error", "response.failed"]

@@ -13,6 +13,7 @@ import pytest
 from for_each import for_each
 from kedge.errors import StoreBusy
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS
+from kedge.server.models import ModelUsage
 from kedge.server.settings import Limits
 from kedge.store import AccessToken, TokenRegistry, open_store
 from kedge.testing import TestServer, serve
@@ -214,6 +215,9 @@ def test_caches_and_keys_are_separate(module_users: Users) -> None:
     assert users.post("alice", "/v1/responses", **replay).status_code == 200
     rejected = users.post("bob", "/v1/responses", **replay)
     assert rejected.json()["error"]["code"] == "invalid_encrypted_content"
+    request = {"json": {"model": "m", "input": "x"}, "headers": {"idempotency-key": "a"}}
+    answers = [users.call(n, "POST", "/v1/responses", **request) for n in ("alice", "bob") * 2]
+    assert len({answer.json()["id"] for answer in answers}) == 2
     del reasoning["encrypted_content"]
     views = [users.server.call(lambda service: service)]
     views += [views[0].view_as(AccessToken(n, n, frozenset())) for n in ("alice", "bob")]
@@ -303,7 +307,28 @@ def test_token_limit(users: Users, stream: bool) -> None:
     assert users.post("tiny", "/v1/responses/compact", input="hello").status_code == 200
     counts = asyncio.run(users.registry.count("tiny"))
     assert counts.requests == 1
-    assert counts.tokens > 0
+    assert 0 < counts.tokens < DEFAULT_OUTPUT_TOKENS
+
+
+def test_reserved_tokens_are_those_that_may_be_used(
+    users: Users, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No output is reserved for a response without a model, and nothing remains reserved for a rejected request."""
+    reserve, reserved = users.registry.reserve, list[int]()
+
+    async def record(token: AccessToken, tokens: int) -> Any:
+        reserved.append(tokens)
+        return await reserve(token, tokens)
+
+    monkeypatch.setattr(users.registry, "reserve", record)
+    users.create("small", input=[*WAIT, {"type": "compaction_trigger"}])
+    assert reserved[0] < DEFAULT_OUTPUT_TOKENS
+    locked = users.call("small", "POST", "/v1/conversations", json={}).json()["id"]
+    users.create("small", input="wait", conversation=locked, background=True)
+    before = users.count_tokens()
+    rejected = users.post("small", "/v1/responses", input="x", conversation=locked)
+    assert rejected.json()["error"]["code"] == "conversation_locked"
+    assert users.count_tokens() == before
 
 
 def test_a_failed_count_does_not_break_the_response(
@@ -324,7 +349,8 @@ def test_a_failed_count_does_not_break_the_response(
 async def test_an_abandoned_answer_counts(
     users: Users, model: GatedModel, path: str, stream: bool
 ) -> None:
-    """What a model wrote counts if the client leaves before the end."""
+    """What a model wrote counts if the client leaves before the end, also after the model reported less."""
+    model.reported = ModelUsage(1, 1)
     body = {"stream": stream, **WAITING[path]}
     options: Any = {"headers": users.make_headers("small", path), "timeout": TIMEOUT}
     async with httpx2.AsyncClient(base_url=users.server.url, **options) as client:

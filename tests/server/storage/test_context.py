@@ -101,6 +101,27 @@ def test_cache_drops_old_leaves_first() -> None:
     assert cache.used_bytes == 0
 
 
+def test_what_was_used_last_is_dropped_last() -> None:
+    """A context counts as used when it is read, and not when its last child is dropped."""
+    cache = ContextCache(max_bytes=3 * SIZE)
+    root, child, *others = [*make_chain(2), *(make_chain(1)[0] for _ in range(3))]
+    cache.put(0, None, root)
+    cache.put(1, 0, child)
+    cache.put(10, None, others[0])
+    cache.put(11, None, others[1])
+    cache.put(12, None, others[2])
+    assert [bool(cache.get(number)) for number in (0, 1, 10, 11, 12)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    cache.get(10)
+    cache.put(1, None, root)
+    assert [bool(cache.get(number)) for number in (10, 11, 12)] == [True, False, True]
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40))), st.integers(0, 20_000))
 def test_the_cache_never_exceeds_its_bound(steps: list[tuple[int, int]], maximum: int) -> None:
     """The cache stays within its limit, and each cached context has its parent cached."""
@@ -142,3 +163,8 @@ def test_least_recently_used_lane_is_dropped_first() -> None:
     memory.store("d", "resp_6", None)  # the database has it
     assert memory.find("resp_5") is None
     assert len(memory) == 0
+    for _ in range(2):
+        memory.clear()
+        for lane in "ab":
+            memory.store(lane, lane, make_context(1_500))
+        assert [lane for lane in "ab" if memory.find(lane)] == ["a", "b"]

@@ -11,9 +11,10 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from kedge.errors import CannotServe
+from kedge.server.errors import ApiError
 from kedge.server.settings import DAY, Settings
 from kedge.server.state import ServerState
-from kedge.server.storage.responses import ResponseEntry, ResponseRepository
+from kedge.server.storage.responses import ResponseEntry, ResponseRepository, ResponseResult
 from kedge.store.open import open_current_database, resolve_address
 from kedge.testing import TestServer, serve
 from postgresql import create_schema
@@ -208,6 +209,22 @@ def test_unfinished_responses_of_other_processes_are_failed_later(tmp_path: Path
     state.close()
     assert read_statuses(1000.0 + settings.limits.answer_seconds - 1) == ["in_progress"]
     assert read_statuses(1000.0 + settings.limits.answer_seconds) == ["failed"]
+
+
+def test_a_response_in_a_changed_conversation_is_not_stored() -> None:
+    """A response whose conversation has other items than those it was generated from is an error."""
+    state = ServerState(Settings())
+    message = {"id": "msg_1", "type": "message", "role": "user", "content": []}
+    changed = state.conversations.create({}, state.nodes.new_key(), [message])
+    key = state.nodes.new_key()
+    entry = ResponseEntry(state.nodes.keys.parse_node(key), key, None, changed.id, b"{}", b"[]")
+    with pytest.raises(ApiError) as error:
+        state.responses.settle(
+            entry, ResponseResult("completed", b"{}", b"[]", False, 0), is_new=True
+        )
+    assert error.value.code == "conversation_locked"
+    assert count_nodes(state) == 1
+    state.close()
 
 
 def test_the_oldest_responses_of_a_large_database_are_deleted(
