@@ -77,6 +77,7 @@ REJECTED: list[tuple[list[Item], list[Item], str]] = [
         [make_output(type="custom_tool_call_output")],
         NO_CALL.format("custom tool call", "call_1"),
     ),
+    ([], [make_output("a"), make_output("b")], NO_CALL.format("function call", "a")),
     ([make_output("call_0")], [USER], NO_CALL.format("function call", "call_0")),
     # Reasoning without its item, and an item without its reasoning.
     (

@@ -227,6 +227,7 @@ def test_the_first_and_the_newest_items_have_priority() -> None:
     assert (compacted[1], compacted[-2:]) == (loop[0], loop[-2:])
     assert count_items(compacted) < 700
     messages = [message_item("user", f"number {n} " + "word " * 20) for n in range(50)]
+    assert count_items(compact([*messages, *loop], 500).items) < 700
     compacted = compact(messages, 300).items
     assert messages[0] in compacted
     assert messages[-1] is compacted[-1]

@@ -20,9 +20,11 @@ class SilentModel:
     """A model that is never asked."""
 
     name, window, grace = "silent", 1000, 0.0
+    is_closed = False
 
     async def aclose(self) -> None:
-        """Do nothing."""
+        """Record that the model is closed."""
+        self.is_closed = True
 
 
 def create_response(server: TestServer, **body: Any) -> dict[str, Any]:
@@ -70,12 +72,13 @@ def test_fixed_answers_may_be_texts(kedge_server: TestServer) -> None:
 
 
 def test_answers_need_the_practice_model() -> None:
-    """A server with another model has no fixed answers, and says so."""
-    with (
-        serve(model=SilentModel()) as server,
-        pytest.raises(InvalidSetting, match="needs the practice model"),
-    ):
-        server.set_answers({"say": "Hello"})
+    """A server with another model, which it closes at its end, has no fixed answers, and says so."""
+    model = SilentModel()
+    with serve(model=model) as server:
+        with pytest.raises(InvalidSetting, match="needs the practice model"):
+            server.set_answers({"say": "Hello"})
+        assert not model.is_closed
+    assert model.is_closed
 
 
 def test_settings_can_be_an_object_or_keywords() -> None:

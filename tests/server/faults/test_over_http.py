@@ -14,8 +14,9 @@ import pytest
 from openai import OpenAI
 
 from for_each import for_each
-from kedge.server.faults import KINDS
-from kedge.server.settings import Limits
+from kedge.server.app import create_app
+from kedge.server.faults import KINDS, Faults
+from kedge.server.settings import Limits, Settings
 from kedge.testing import TestServer, serve
 from server.conftest import WEATHER, Connect, ask, rejects, user_message
 from server.routes.test_responses_stream import FailingModel
@@ -150,9 +151,19 @@ def test_request_is_rejected_with_any_status(
     server.faults.set(spec)
     answer = post(server, stream=stream)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert server.requests[-1].body == {**STREAM_REQUEST, "stream": stream}
     assert answer.headers.get("retry-after") == after
     assert answer.headers["content-type"] == "application/json"
     assert HTTP.get(f"{server.base_url}/models").status_code == 200  # no other endpoint has faults
+
+
+async def test_faults_apply_on_loopback_only() -> None:
+    """A server that other machines reach by another address has no faults there."""
+    transport = httpx.ASGITransport(create_app(Settings(faults=Faults(["status=418"]), hosts=None)))
+    for host, status in (("127.0.0.1", 418), ("192.0.2.1", 200)):
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
+            answer = await client.post("/v1/responses", json={**STREAM_REQUEST, "stream": False})
+        assert answer.status_code == status
 
 
 def test_times_limit_lets_the_clients_retry_succeed(server: TestServer) -> None:

@@ -159,6 +159,7 @@ def test_input_items_are_the_complete_context(client: OpenAI) -> None:
     items: Any = list(client.responses.input_items.list(second.id, order="asc", limit=3))
     texts = [item.content[0].text for item in items]
     assert texts == ["one", first.output_text, "two", "three"]
+    assert not client.responses.input_items.list(second.id, limit=4).has_more
     assert len({item.id for item in items}) == 4
     with pytest.raises(NotFoundError):
         client.responses.input_items.list("resp_x")

@@ -14,6 +14,7 @@ from kedge.errors import CannotServe
 from kedge.server.errors import ApiError
 from kedge.server.settings import DAY, Settings
 from kedge.server.state import ServerState
+from kedge.server.storage import responses as repositories
 from kedge.server.storage.responses import ResponseEntry, ResponseRepository, ResponseResult
 from kedge.store.open import open_current_database, resolve_address
 from kedge.testing import TestServer, serve
@@ -228,17 +229,19 @@ def test_a_response_in_a_changed_conversation_is_not_stored() -> None:
 
 
 def test_the_oldest_responses_of_a_large_database_are_deleted(
-    address: str, running: RunServer
+    address: str, running: RunServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit applies to all content: conversation objects without responses are deleted as well."""
+    monkeypatch.setattr(repositories, "PURGE_BATCH_SIZE", 1)
     with running(db=address, max_db_bytes=100_000) as (server, client):
         conversation = client.conversations.create(items=[user_message("x" * 50_000)])
-        old = ask(client, "x" * 50_000)
+        old, new = ask(client, "x" * 50_000), ask(client, "new")
         assert server.call(lambda service: service.purge()) == 1
         with pytest.raises(NotFoundError):
             client.responses.retrieve(old.id)
         assert server.call(lambda service: service.purge()) == 0
         assert client.conversations.retrieve(conversation.id).id == conversation.id
+        client.responses.delete(new.id)
         more: Any = [user_message("y" * 90_000)]
         client.conversations.items.create(conversation.id, items=more)
         assert server.call(lambda service: service.purge()) == 1
