@@ -53,6 +53,15 @@ def test_a_change_before_the_prompt_misses(client: OpenAI) -> None:
     assert [cached(client, input="word " * 900)[1] for _ in range(2)] == [0, 0]
 
 
+def test_a_longer_retention_applies_to_a_prompt_that_is_already_cached() -> None:
+    """The next request sets the lifetime, also directly after one with a shorter lifetime."""
+    now = [0.0]
+    cache = PromptCache(lambda: now[0])
+    assert [cache.read([(b"a", 2000)], lifetime) for lifetime in (600.0, 86_400.0)] == [0, 1920]
+    now[0] = 700.0
+    assert cache.read([(b"a", 2000)]) == 1920
+
+
 def test_prefixes_expire_without_use(client: OpenAI, server: TestServer) -> None:
     """A prefix expires ten minutes after its last use, or after the requested retention."""
     cached(client, input=LONG)
