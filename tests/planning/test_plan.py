@@ -13,14 +13,9 @@ from kedge import planning
 from kedge.errors import Unsendable, UnsupportedBlock
 from kedge.planning import AnchorRecord, ConversationState, get_state, prefix_digest, set_state
 from kedge.planning.anchors import STATE_KEY, anchor_sort_key
-from kedge.turns import (
-    Turn,
-    assistant,
-    dumps,
-    loads,
-    tool_result,
-    user,
-)
+from kedge.planning.render import measure_full_body
+from kedge.text.json_text import encode
+from kedge.turns import Turn, assistant, dumps, loads, tool_result, user
 from planning.recorded_turns import (
     NOW,
     SCOPE,
@@ -28,9 +23,11 @@ from planning.recorded_turns import (
     call_block,
     make_exchanges,
     make_plan,
+    make_reasoning_turn,
     message_block,
     reasoning_block,
     records,
+    render_full,
 )
 from strategies import json_objects, json_values, turns
 
@@ -47,6 +44,14 @@ def test_next_request_sends_only_new_blocks() -> None:
     assert 0 < planned.delta_bytes < planned.full_bytes
     assert planned.digest == prefix_digest(turn)
     assert planned.reason == ""
+    check_full_size(planned)
+
+
+def check_full_size(plan: planning.RequestPlan) -> None:
+    """Check the size of a full send that is derived from the size of the body of a plan."""
+    body = {"previous_response_id": plan.previous_response_id, "input": plan.input()}
+    full = {"input": render_full(plan.source)}  # pyright: ignore[reportArgumentType]
+    assert measure_full_body(plan, len(encode(body))) == len(encode(full))
 
 
 def test_empty_delta_is_sent_with_the_anchor() -> None:
@@ -54,6 +59,8 @@ def test_empty_delta_is_sent_with_the_anchor() -> None:
     planned = make_plan(make_exchanges(1))
     assert (planned.previous_response_id, planned.input()) == ("R1", [])
     assert (planned.delta_blocks, planned.delta_bytes) == (0, 0)
+    check_full_size(planned)
+    check_full_size(make_plan(make_reasoning_turn().append(user("next"))))
 
 
 @for_each(

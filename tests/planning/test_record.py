@@ -27,6 +27,8 @@ def test_blocks_are_tagged_with_response_and_index() -> None:
     assert tagged[0].id == "b1"
     assert [block.source for block in tagged] == [Source("R1", "", 0), Source("R1", "", 7)]
     assert tagged[1].metadata == {"mine": 1}
+    assert planning.tag_blocks(tagged, "")[0].source == Source("R1", "", 0)
+    assert planning.tag_blocks(tagged, "R2")[0].source == Source("R2", "", 0)
 
 
 def test_a_response_becomes_an_anchor() -> None:
@@ -205,7 +207,6 @@ def test_responses_are_found_by_their_tags(
 
 
 # Three changes that a lookup by tags considers harmless.
-# Three changes that a lookup by tags considers harmless.
 CHANGES: dict[str, Callable[[Turn], Turn]] = {
     "remove a call": lambda turn: turn.remove(turn[3].id),  # the remaining blocks are contiguous
     "edit the answer": lambda turn: turn.edit(
@@ -251,11 +252,11 @@ def test_anchor_problem_names_the_reason() -> None:
 
 def test_a_turn_without_its_newest_response_is_detached_from_its_object() -> None:
     """A conversation object still has the items of a removed answer, so it is not used any more."""
-    turn = make_exchanges(2, conversation_id="conv_1")
+    turn = make_exchanges(3, conversation_id="conv_1")
     kept = get_state(drop_changed_anchors(turn.append(user("next"))))
-    assert (kept.previous_response_id, kept.conversation_id) == ("R2", "conv_1")
+    assert (kept.previous_response_id, kept.conversation_id) == ("R3", "conv_1")
     cut = get_state(drop_changed_anchors(turn.take(2)))
-    assert [record.response_id for record in cut.anchors] == ["R1", "R2"]
+    assert [record.response_id for record in cut.anchors] == ["R1", "R3"]
     assert (cut.previous_response_id, cut.conversation_id) == ("R1", "")
 
 

@@ -12,6 +12,7 @@ from kedge.turns import Block, Source, Turn, loads, opaque, reasoning, system, u
 from kedge.turns.json_codec import dumps
 from planning.recorded_turns import (
     add_response,
+    call_block,
     compaction_block,
     item_ids,
     item_types,
@@ -178,9 +179,12 @@ def test_scopes_of_conversation_objects_belong_to_their_provider() -> None:
 
 
 def test_a_compaction_added_by_the_caller_is_a_barrier() -> None:
-    """A compaction added by the caller replaces everything before it, even if that is edited later."""
-    turn = make_exchanges(2).append(compaction_block("c", origin="compact"), user("u"))
+    """A compaction added by the caller replaces everything before it, also an open call, even if that is edited."""
+    before = make_exchanges(2).append(call_block("a"))
+    turn = before.append(compaction_block("c", origin="compact"), user("u"))
     assert item_types(make_plan(turn).input()) == ["compaction", "user"]
+    assert make_plan(turn).total_blocks == 2
+    assert item_types(render_full(before)) == [*["user", "assistant"] * 2, "function_call"]
     assert make_plan(turn).anchor is None
     assert "because a compaction has replaced it." in make_plan(turn).explain()
     answered = add_response(turn, "R3").append(user("next"))
