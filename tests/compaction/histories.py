@@ -5,13 +5,11 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from kedge.engines import Engine, Events, Request
 from kedge.errors import ServerFailed
-from kedge.events import Outcome, Usage
-from kedge.events.run import AnswerFinished, RequestPlanned, TurnFinished
-from kedge.planning import RequestPlan, plan_request, record_response
+from kedge.events import Usage
 from kedge.planning.digests import ToolPairing
 from kedge.turns import Block, Turn, assistant, reasoning, system, tool_call, tool_result, user
+from middleware.scripted_engine import ScriptedEngine
 
 T = TypeVar("T")
 
@@ -73,33 +71,18 @@ def make_exchanges(count: int, text: str = "some words to fill the line") -> tup
     return tuple(blocks)
 
 
-class FunctionEngine(Engine):
-    """An engine whose answer is computed from the Turn by a function."""
+class FunctionEngine(ScriptedEngine):
+    """An engine whose answer is computed from each Turn by a function; ``fail`` is an error."""
 
-    name = "oracle"
+    usage = Usage(10, 0, 5, 0, 15)
 
     def __init__(self, answer: Callable[[Turn], str]) -> None:
-        self.make_answer = answer
-        self.turns: list[Turn] = []
-        self.requests: list[Request] = []
+        super().__init__(*[self.make_answer] * 100)
+        self.get_text = answer
 
-    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return a plan for a request, at time zero."""
-        return plan_request(turn, scope="oracle", now=0.0)
-
-    async def events(self, turn: Turn, request: Request) -> Events:
-        """Yield the events of one answer, or raise ``ServerFailed`` if the text is ``fail``."""
-        self.turns.append(turn)
-        self.requests.append(request)
-        plan = self.plan(turn)
-        yield RequestPlanned(plan)
-        text = self.make_answer(turn)
+    def make_answer(self, turn: Turn) -> list[Block]:
+        """Return the answer to a Turn."""
+        text = self.get_text(turn)
         if text == "fail":
             raise ServerFailed("no luck today", provider=self.name)
-        blocks = (assistant(text),)
-        turn = record_response(
-            turn, blocks, response_id=f"resp_{len(self.turns)}", plan=plan, created_at=1.0
-        )
-        outcome = Outcome("completed", blocks, usage=Usage(10, 0, 5, 0, 15))
-        yield AnswerFinished(outcome, turn, plan)
-        yield TurnFinished(turn)
+        return [assistant(text)]

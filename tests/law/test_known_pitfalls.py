@@ -9,19 +9,8 @@ from kedge.engines import ResponsesEngine
 from kedge.middleware import guard, redact, tools, with_middleware
 from kedge.planning import get_state, set_state
 from kedge.testing import TestServer
-from kedge.turns import (
-    ReasoningBlock,
-    ToolCallBlock,
-    Turn,
-    block_from_item,
-    item_from_block,
-    user,
-)
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
+from kedge.turns import ReasoningBlock, ToolCallBlock, Turn, block_from_item, item_from_block, user
+from middleware.scripted_engine import add
 
 
 def lookup(city: str) -> str:

@@ -1,6 +1,7 @@
 """Test the evidence about a server's memory, and the decisions by it in engines and chained clients."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from engines.fake_server import (
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from engines.runs import talk
 from kedge.engines import ResponsesEngine
-from kedge.events import Event
+from kedge.errors import KedgeError
+from kedge.events import Event, Outcome, Usage
 from kedge.events.run import Healed, ModeChanged, ServerForgot
 from kedge.incremental import chain, chain_report, exchange
 from kedge.memory.evidence import (
@@ -28,9 +30,13 @@ from kedge.memory.evidence import (
     HOLD_SECONDS,
     MAX_COOLDOWN,
     MAX_HOLD_SECONDS,
+    MAX_OVERHEADS,
     KnownServer,
+    ReasoningEvidence,
     ServerEvidence,
 )
+from kedge.memory.judge import ServerMemory
+from kedge.memory.tokens import SentTokens
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
 from kedge.turns import Turn, system, user
@@ -102,16 +108,37 @@ def known_hosts(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return hosts
 
 
+async def send_texts(
+    server: CountingServer | MemoryServer,
+    *texts: str,
+    streaming: bool,
+    hours: Sequence[int] = (),
+    **settings: Any,
+) -> list[list[type[Event]]]:
+    """Send texts, each with instructions that contain one of these hours, and return the losses after each."""
+    reports: list[list[type[Event]]] = []
+    async with connect_to(server.handle, clock=FakeClock(), **settings) as engine:
+        turn = Turn()
+        for text, hour in zip_longest(texts, hours):
+            lead = [] if hour is None else [system(f"It is {hour} o'clock.")]
+            turn = Turn([*lead, *turn.body], data=turn.data)
+            turn, events = await talk(engine, turn, text, streaming=streaming)
+            reports.append([type(each) for each in find_losses(events)])
+    return reports
+
+
+def are_chained(server: CountingServer | MemoryServer) -> list[bool]:
+    """Return whether each request continued a response."""
+    return ["previous_response_id" in body for body in server.bodies]
+
+
 @STREAMING
 async def test_recorded_counts_of_a_known_provider_are_no_loss(streaming: bool) -> None:
     """Not all of the output that a hosted model reports is in its next prompt, which is no loss."""
     server = CountingServer(RECORDED)
-    async with connect_to(server.handle, known_server=KNOWN) as engine:
-        turn, _ = await talk(engine, Turn(), "What is a keel?", streaming=streaming)
-        turn, events = await talk(engine, turn, "Thank you.", streaming=streaming)
-        assert find_losses(events) == []
-        assert engine.plan(turn.append(user("And?")), streaming=streaming).anchor
-    assert [("previous_response_id" in body) for body in server.bodies] == [False, True]
+    texts = ("What is a keel?", "Thank you.", "And?")
+    assert await send_texts(server, *texts, streaming=streaming, known_server=KNOWN) == [[]] * 3
+    assert are_chained(server) == [False, True, True]
 
 
 @STREAMING
@@ -138,26 +165,23 @@ def test_recorded_counts_are_no_loss_in_a_chained_client(
 
 
 @STREAMING
-async def test_a_shortfall_of_a_known_provider_must_repeat(streaming: bool) -> None:
-    """A count that lacks a part of the context is believed when the next one does, too."""
-    counts = ((900, 100, 0), (800, 100, 0), (700, 100, 0), (700, 100, 0))
-    server = CountingServer(counts)
-    async with connect_to(server.handle, known_server=KNOWN) as engine:
-        turn, _ = await talk(engine, Turn(), f"{ANSWER} " * 8, streaming=streaming)
-        turn, events = await talk(engine, turn, "Thank you.", streaming=streaming)
-        assert (find_losses(events), len(server.bodies)) == ([], 2)
-        turn, events = await talk(engine, turn, "Thank you.", streaming=streaming)
-        assert find_losses(events)
-
-
-@STREAMING
-async def test_a_total_loss_of_a_known_provider_is_believed_at_once(streaming: bool) -> None:
-    """A count that the request alone explains shows the loss of the whole context."""
-    server = CountingServer(((900, 100, 0), (12, 100, 0), (900, 100, 0)))
-    async with connect_to(server.handle, known_server=KNOWN) as engine:
-        turn, _ = await talk(engine, Turn(), "What is a keel?", streaming=streaming)
-        _, events = await talk(engine, turn, "Thank you.", streaming=streaming)
-        assert find_losses(events)
+@pytest.mark.parametrize(
+    ("counts", "text", "reports"),
+    [
+        # A count that lacks a part of the context is believed when the next one does, too.
+        ((900, 800, 700, 700), f"{ANSWER} " * 8, [[], [], [Healed, ModeChanged]]),
+        # A count that the request alone explains shows the loss of the whole context.
+        ((900, 12, 900), "What is a keel?", [[], [Healed, ModeChanged]]),
+    ],
+)
+async def test_a_shortfall_of_a_known_provider_must_repeat(
+    counts: Sequence[int], text: str, reports: list[list[type[Event]]], streaming: bool
+) -> None:
+    """The loss of a part of the context is believed at its second sign, and that of all of it at once."""
+    server = CountingServer([(count, 100, 0) for count in counts])
+    texts = (text, *["Thank you."] * (len(reports) - 1))
+    assert await send_texts(server, *texts, streaming=streaming, known_server=KNOWN) == reports
+    assert len(server.bodies) == len(counts)
 
 
 def find_bodies(server: TestServer) -> list[dict[str, Any]]:
@@ -166,35 +190,19 @@ def find_bodies(server: TestServer) -> list[dict[str, Any]]:
 
 
 @STREAMING
-async def test_counts_of_a_trusted_server_are_only_reported(streaming: bool) -> None:
-    """With ``trust="always"`` a count causes no second request: each loss is reported, and a new chain starts."""
+@pytest.mark.parametrize("hours", [(), range(6)], ids=["same", "changed"])
+async def test_losses_of_a_trusted_server_are_only_reported(
+    hours: Sequence[int], streaming: bool
+) -> None:
+    """With ``trust="always"`` a count causes no second request: each loss is reported, and a new chain starts.
+
+    The count of an anchor with other instructions cannot be compared, but the context has a minimum of its own.
+    """
     server = MemoryServer(stores=False)
-    async with connect_to(server.handle, trust="always", clock=FakeClock()) as engine:
-        turn, reports = Turn(), list[list[type[Event]]]()
-        for number in range(6):
-            turn, events = await talk(engine, turn, ORDINARY.format(number), streaming=streaming)
-            reports.append([type(each) for each in find_losses(events)])
-    assert reports == [[], [ServerForgot]] * 3
-    assert ["previous_response_id" in body for body in server.bodies] == [False, True] * 3
-
-
-def replace_clock(turn: Turn, hour: int) -> Turn:
-    """Return the Turn with instructions that contain the time."""
-    return Turn([system(f"It is {hour} o'clock."), *turn.body], data=turn.data)
-
-
-@STREAMING
-async def test_a_loss_is_reported_after_a_change_of_the_instructions(streaming: bool) -> None:
-    """The count of an anchor with other instructions cannot be compared, but the context has a minimum of its own."""
-    server = MemoryServer(stores=False)
-    async with connect_to(server.handle, trust="always", clock=FakeClock()) as engine:
-        turn, reports = Turn(), list[list[type[Event]]]()
-        for number in range(4):
-            edited = replace_clock(turn, number)
-            text = ORDINARY.format(number) if number % 2 else SENTENCES * 4
-            turn, events = await talk(engine, edited, text, streaming=streaming)
-            reports.append([type(each) for each in find_losses(events)])
-    assert reports == [[], [ServerForgot]] * 2
+    texts = [ORDINARY.format(n) if n % 2 or not hours else SENTENCES * 4 for n in range(6)]
+    settings: Any = {"streaming": streaming, "hours": hours, "trust": "always"}
+    assert await send_texts(server, *texts, **settings) == [[], [ServerForgot]] * 3
+    assert are_chained(server) == [False, True] * 3
 
 
 @STREAMING
@@ -202,28 +210,22 @@ async def test_a_loss_is_reported_after_a_change_of_the_instructions(streaming: 
 async def test_a_change_of_the_instructions_is_no_loss(streaming: bool, usage: str) -> None:
     """A trusted server that remembers is not accused, however it counts, and is chained on each time."""
     server = MemoryServer(usage=usage)
-    async with connect_to(server.handle, trust="always", clock=FakeClock()) as engine:
-        turn = Turn()
-        for number in range(4):
-            edited = replace_clock(turn, number)
-            turn, events = await talk(engine, edited, "x" * 3_000, streaming=streaming)
-            assert find_losses(events) == []
-    assert ["previous_response_id" in body for body in server.bodies] == [False, True, True, True]
+    settings: Any = {"streaming": streaming, "hours": range(4), "trust": "always"}
+    assert await send_texts(server, *["x" * 3_000] * 4, **settings) == [[]] * 4
+    assert are_chained(server) == [False, True, True, True]
 
 
 @STREAMING
-@pytest.mark.parametrize("is_known", [False, True])
-async def test_a_line_of_one_character_is_no_loss(streaming: bool, is_known: bool) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"known_server": KNOWN}, {"trust": "always", "hours": range(4)}]
+)
+async def test_a_line_of_one_character_is_no_loss(
+    settings: dict[str, Any], streaming: bool
+) -> None:
     """Such a text has fewer tokens than any other of its length, with and without a change of the instructions."""
-    settings: dict[str, Any] = {"known_server": KNOWN} if is_known else {"trust": "always"}
     server = MemoryServer()
-    async with connect_to(server.handle, clock=FakeClock(), **settings) as engine:
-        turn = Turn()
-        for number in range(4):
-            edited = replace_clock(turn, 12 if is_known else number)
-            turn, events = await talk(engine, edited, "-" * 3_000, streaming=streaming)
-            assert find_losses(events) == []
-    assert ["previous_response_id" in body for body in server.bodies] == [False, True, True, True]
+    assert await send_texts(server, *["-" * 3_000] * 4, streaming=streaming, **settings) == [[]] * 4
+    assert are_chained(server) == [False, True, True, True]
 
 
 @STREAMING
@@ -322,6 +324,76 @@ def test_hold_time_outlasts_a_proof() -> None:
     now += 3 * MAX_HOLD_SECONDS
     evidence.record_silent_loss(now, 2, partial=True)
     assert evidence.hold_until == now + HOLD_SECONDS
+
+
+def test_repeated_errors_of_chained_requests_are_a_doubt_until_one_is_answered() -> None:
+    """A later error prolongs no doubt, and a chained answer ends it; other doubts remain."""
+    evidence = ServerEvidence(proof="count")
+    evidence.record_error(0.0)
+    assert evidence.open_doubt(0.0) == ""
+    evidence.record_error(0.0)
+    evidence.record_error(1.0)
+    assert (evidence.open_doubt(1.0), evidence.retry_at) == ("fails", BASE_COOLDOWN)
+    evidence.record_chained()
+    assert (evidence.open_doubt(1.0), evidence.errors, evidence.proof) == ("", 0, "count")
+    evidence.record_loss(0.0)
+    evidence.record_chained()
+    evidence.identify(KNOWN, "identity")
+    assert (evidence.open_doubt(1.0), evidence.proof) == ("forgot", "")
+
+
+def test_the_lowest_overhead_is_retained_for_each_setting() -> None:
+    """A later count with more tokens beside the blocks is no reason to expect more; the oldest settings are dropped."""
+    evidence, sent = ServerEvidence(), SentTokens(8, 10, 36, 1, settings=0)
+    for tokens in (50, 40, 60):
+        evidence.record_full_send(Usage(tokens), sent)
+    assert evidence.overheads == {0: 40 - sent.lower}
+    for settings in (*range(1, MAX_OVERHEADS), 0, MAX_OVERHEADS):
+        evidence.record_full_send(Usage(40), sent._replace(settings=settings))
+    assert evidence.overheads.keys() == {0, *range(2, MAX_OVERHEADS + 1)}
+
+
+def test_an_unstored_response_to_an_unstored_request_is_no_evidence() -> None:
+    """A server stores no responses if it says so of one that it was asked to store."""
+    evidence = ReasoningEvidence()
+    for stored in (False, True):
+        outcome = Outcome("completed", stored=False)
+        evidence.record(outcome, requested=False, rejected=False, stored=stored)
+        assert evidence.stores is not stored
+
+
+class EvidenceTable(dict[str, Any]):
+    """A store of evidence, which may be closed."""
+
+    is_closed = False
+
+    async def load_evidence(self, key: str) -> Any:
+        """Return the evidence of a key."""
+        return self.get(key)
+
+    async def save_evidence(self, key: str, form: Any) -> None:
+        """Save the evidence of a key."""
+        if self.is_closed:
+            raise KedgeError("closed")
+        self[key] = form
+
+
+async def test_evidence_is_in_the_newest_store() -> None:
+    """What could not be stored is stored later, also in another store; the loss is not forgotten for what is there."""
+    memory, first, second = ServerMemory("earned", lambda: 0.0), EvidenceTable(), EvidenceTable()
+    check = memory.check("scope", "m", streaming=False)
+    await memory.attach(first, check)
+    check.evidence.record_loss(0.0)
+    first.is_closed = True
+    await memory.save(check)
+    first.is_closed = False
+    await memory.save(check)
+    [(key, form)] = first.items()
+    assert form["doubt"] == "forgot"
+    second[key] = {"proof": "count"}
+    await memory.attach(second, check)
+    await memory.save(check)
+    assert second == first
 
 
 def test_evidence_round_trips_through_json() -> None:

@@ -5,11 +5,17 @@ from typing import Any
 
 from kedge.engines import Engine, Events, Middleware, Request
 from kedge.engines.base import Stream
-from kedge.events import Event, Outcome, ResponseStarted, TextDelta
+from kedge.events import Event, Outcome, ResponseStarted, TextDelta, Usage
 from kedge.events.run import AnswerFinished, RequestPlanned, TurnFinished
 from kedge.middleware import with_middleware
 from kedge.planning import RequestPlan, plan_request, record_response
 from kedge.turns import AssistantBlock, Block, Turn, user
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
 
 ScriptedAnswer = Sequence[Block] | Exception | Callable[[Turn], Sequence[Block]]
 
@@ -18,6 +24,7 @@ class ScriptedEngine(Engine):
     """Returns the given answers in order and records the turns and requests it receives."""
 
     name = "scripted"
+    usage: Usage | None = None
 
     def __init__(self, *answers: ScriptedAnswer) -> None:
         self.answers = list(answers)
@@ -44,7 +51,8 @@ class ScriptedEngine(Engine):
             if isinstance(block, AssistantBlock):
                 yield TextDelta(block.text)
         turn = record_response(turn, blocks, response_id=response_id, plan=plan, created_at=0.0)
-        yield AnswerFinished(Outcome("completed", blocks, response_id), turn, plan)
+        outcome = Outcome("completed", blocks, response_id, usage=self.usage)
+        yield AnswerFinished(outcome, turn, plan)
         yield TurnFinished(turn)
 
 

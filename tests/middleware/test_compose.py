@@ -7,6 +7,7 @@ import pytest
 
 from for_each import for_each
 from kedge.chat import Chat
+from kedge.compaction import MessageLimitCompactor
 from kedge.engines import Middleware
 from kedge.errors import InvalidSetting, InvalidTurn
 from kedge.middleware import (
@@ -23,7 +24,7 @@ from kedge.middleware import (
 )
 from kedge.tools import tool
 from kedge.turns import Turn, assistant, system, user
-from middleware.scripted_engine import ScriptedEngine, run_stack
+from middleware.scripted_engine import ScriptedEngine, add, run_stack
 
 
 def make_tagger(word: str) -> Middleware:
@@ -111,12 +112,6 @@ async def test_a_phase_that_returns_no_turn_is_reported(settings: Any) -> None:
         await run_stack(engine, two_phase(**settings, name="audit"))
 
 
-@tool
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-
 def make_chat(**settings: Any) -> Chat:
     """Return a Chat with these settings."""
     return Chat(ScriptedEngine(), **settings)
@@ -126,7 +121,7 @@ def make_chat(**settings: Any) -> Chat:
     ("make", "settings", "expected"),
     [
         (make_chat, {"tools": 3}, "tools must be a list"),
-        (make_chat, {"tools": add}, "tools must be a list"),
+        (make_chat, {"tools": tool(add)}, "tools must be a list"),
         (make_chat, {"tools": {"type": "function"}}, "tools must be a list"),
         (make_chat, {"approve": True}, "approve must be a function"),
         (make_chat, {"middleware": guard(redact("a"))}, "middleware must be a list"),
@@ -136,6 +131,10 @@ def make_chat(**settings: Any) -> Chat:
         (tools, {"max_rounds": -1}, "max_rounds must be an integer"),
         (repair, {"unanswered": "drop"}, "unanswered must be complete or remove"),
         (retry, {"first": float("nan")}, "first must be a number of seconds"),
+        (retry, {"attempts": 0}, "attempts must be an integer of at least 1"),
+        (system_prompt, {"text": None}, "a system prompt must be a text"),
+        (make_chat, {"compactor": MessageLimitCompactor}, "compactor must"),
+        (make_chat, {"compactor": [MessageLimitCompactor(2)]}, "compactor must"),
     ],
 )
 def test_wrong_settings_are_named(
@@ -163,12 +162,6 @@ async def test_every_prompt_of_a_stack_is_sent() -> None:
     await stack.run(turn.append(user("again")))
     prompts = [[str(block.content[1]) for block in sent.leading] for sent in engine.turns]
     assert prompts == [["first", "one", "base", "mine"], ["first", "two", "base", "mine"]]
-
-
-def test_a_prompt_is_a_text_or_a_function() -> None:
-    """Any other value is rejected when the middleware is made."""
-    with pytest.raises(InvalidSetting, match="a system prompt must be a text"):
-        system_prompt(cast("str", None))
 
 
 async def test_function_must_return_a_text() -> None:

@@ -8,15 +8,7 @@ from hypothesis import strategies as st
 
 from kedge.middleware import repair_turn
 from kedge.planning import find_best_anchor, find_problems, plan_request, record_response
-from kedge.turns import (
-    Block,
-    ToolResultBlock,
-    Turn,
-    opaque,
-    tool_call,
-    tool_result,
-    user,
-)
+from kedge.turns import Block, ToolResultBlock, Turn, opaque, tool_call, tool_result, user
 
 
 def test_an_open_call_can_be_removed() -> None:

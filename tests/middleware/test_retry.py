@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from for_each import for_each
 from kedge.engines import Events, Request
-from kedge.errors import EngineError, InvalidSetting, RateLimited, ServerFailed, StreamCut
+from kedge.errors import EngineError, RateLimited, ServerFailed, StreamCut
 from kedge.events import AttemptFailed, TextDelta, Usage
 from kedge.middleware import retry, tools, two_phase, with_middleware
 from kedge.planning import get_state, set_state
@@ -68,13 +67,6 @@ async def test_permanent_failures_are_reported(answers: Sequence[Any], attempts:
     assert len(engine.turns) == attempts
 
 
-@for_each("attempts", [0, -1])
-def test_there_is_at_least_one_attempt(attempts: int) -> None:
-    """Fewer than one attempt raises ``InvalidSetting``."""
-    with pytest.raises(InvalidSetting, match="attempts must be an integer of at least 1"):
-        retry(attempts)
-
-
 async def test_a_stream_is_not_retried_after_its_first_text() -> None:
     """A second answer could contradict text that was already shown."""
 
@@ -98,9 +90,6 @@ async def _no_sleep(_: float) -> None:
 async def test_inner_middleware_gets_the_original_turn_again() -> None:
     """Blocks added by inner middleware in the first attempt are not duplicated in the second."""
 
-    async def sleep(_: float) -> None:
-        pass
-
     def noted(turn: Turn) -> Turn:
         return turn.append(user("a note"))
 
@@ -110,7 +99,7 @@ async def test_inner_middleware_gets_the_original_turn_again() -> None:
         raise error
 
     engine = ScriptedEngine(fails, [assistant("ok")])
-    stack = with_middleware(engine, retry(sleep=sleep), two_phase(noted))
+    stack = with_middleware(engine, retry(sleep=_no_sleep), two_phase(noted))
     turn = await stack.run(Turn([user("hi")]))
     assert [block.text for block in turn.blocks if isinstance(block, UserBlock)] == ["hi", "a note"]
 

@@ -26,14 +26,9 @@ from kedge.turns import (
     tool_call,
     user,
 )
-from middleware.scripted_engine import ScriptedEngine, run_stack
+from middleware.scripted_engine import ScriptedEngine, add, run_stack
 
 PNG = b"\x89PNG\r\n\x1a\n0000"
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
 
 
 def make_call(number: int, name: str = "add", arguments: str = '{"a": 1, "b": 2}') -> Block:

@@ -18,6 +18,7 @@ from kedge.providers import connect
 from kedge.testing import TestServer, serve
 from kedge.tools import tool
 from kedge.turns import ToolResultBlock, Turn, user
+from middleware.scripted_engine import add
 
 FINAL_OUTPUT = [message_item("done")]
 
@@ -28,11 +29,6 @@ async def strict() -> AsyncIterator[tuple[TestServer, Engine]]:
     with serve() as server:
         async with connect(f"responses:{server.base_url}#practice", max_retries=0) as engine:
             yield server, engine
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
 
 
 def make_call_items(*calls: tuple[str, str, str]) -> list[dict[str, Any]]:

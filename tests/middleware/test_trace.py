@@ -21,7 +21,7 @@ from kedge.middleware import guard, redact, retry, tools, trace
 from kedge.observe import bind_fields
 from kedge.testing import serve
 from kedge.turns import assistant, tool_call
-from middleware.scripted_engine import ScriptedEngine, run_stack
+from middleware.scripted_engine import ScriptedEngine, add, run_stack
 
 SECRET = "the harbour code is 4711"
 HELLO = Turn([user("Hello")])
@@ -61,11 +61,6 @@ def spans() -> Iterator[Spans]:
     provider = TracerProvider()
     yield Spans(provider)
     provider.shutdown()
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ BLOCK_FACTORIES: tuple[Callable[[], Block], ...] = (
     lambda: tool_result("c2", "2"),
     lambda: opaque({"type": "compaction", "encrypted_content": "x"}),
     lambda: opaque({"type": "web_search_call", "id": "ws"}),
+    lambda: opaque({"type": "reasoning", "summary": "?"}),
 )
 
 

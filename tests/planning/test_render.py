@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from for_each import for_each
 from kedge.planning import build_input_from_blocks, get_instructions, get_state, render, set_state
 from kedge.planning.anchors import base_scope, conversation_scope
-from kedge.turns import Block, Source, Turn, loads, opaque, reasoning, system, user
+from kedge.planning.render import COMPACTOR_ORIGIN
+from kedge.turns import Block, Source, Turn, assistant, loads, opaque, reasoning, system, user
 from kedge.turns.json_codec import dumps
 from planning.recorded_turns import (
     add_response,
@@ -63,6 +64,15 @@ def test_no_other_item_has_an_id() -> None:
     turn = answered(reasoning_block("a"), message_block("a"), message_block("b"))
     assert item_ids(render_full(turn)) == ["", "rs_a", "msg_a", ""]
     assert item_ids(render_full(answered(message_block("a")))) == ["", ""]
+    other = assistant("next", source=Source("R2", "msg_b", 1))
+    assert item_ids(render_full(answered(reasoning_block("a")).append(other))) == ["", ""]
+
+
+def test_copied_reasoning_is_not_sent_again() -> None:
+    """A copy of an output has the tags of its response, and no record ends there."""
+    turn = make_reasoning_turn()
+    copied = turn.append(*(replace(block, id="") for block in turn[1:3]))
+    assert item_ids(render_full(copied)) == [*item_ids(render_full(turn)), ""]
 
 
 @for_each("name", ["prefix", "own output", "own reasoning", "reasoning taken out"])
@@ -206,6 +216,13 @@ def test_untagged_compaction_is_recognized_by_its_record() -> None:
     edited = untagged.edit(untagged[2].id, user("redacted")).append(user("next"))
     assert "compaction" not in item_types(render_full(edited))
     assert make_plan(edited).previous_response_id == "R1"
+
+
+@for_each(("origin", "types"), [(COMPACTOR_ORIGIN, ["compaction", "user"]), ("copy", ["user"])])
+def test_only_the_compactor_detaches_a_compaction(origin: str, types: list[str]) -> None:
+    """An item from a response starts the conversation if it was put there for that, whatever records remain."""
+    moved = Turn([compaction_block("c", origin=origin), user("next")], data=compacted().data)
+    assert item_types(render_full(moved)) == types
 
 
 def test_received_compaction_without_a_record_is_not_used() -> None:

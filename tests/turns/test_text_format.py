@@ -2,12 +2,7 @@
 
 from hypothesis import given
 
-from kedge.turns import (
-    Block,
-    Turn,
-    image,
-    user,
-)
+from kedge.turns import Block, Turn, image, user
 from kedge.turns.text_format import DEFAULT_WIDTH, describe, shorten
 from strategies import blocks, turns
 
