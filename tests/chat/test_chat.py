@@ -221,6 +221,8 @@ async def test_pending_blocks_are_compacted(server: TestServer, open_chat: OpenC
     chat = open_chat(compactor=MessageLimitCompactor(4))
     first = await chat.chat_with_state(None, "One.")
     second = await chat.chat_with_state(first.state, "Two.")
+    smaller = open_chat(compactor=MessageLimitCompactor(2))
+    assert await smaller.compact_pending(second.state) == second.state
     state = chat.write_state(second.state, second.turn.append(user("Three.")))
     report = chat.inspect_state(await chat.compact_pending(state))
     assert (report.blocks, report.processed_length) == (3, 2)

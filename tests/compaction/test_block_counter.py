@@ -9,26 +9,21 @@ from hypothesis import strategies as st
 from compaction.histories import make_exchanges
 from kedge.compaction import BlockCounter, base
 from kedge.planning import prefix_digest
-from kedge.tokens import DEFAULT_COUNTER, count_items
+from kedge.tokens import DEFAULT_COUNTER, TiktokenCounter, count_items
 from kedge.turns import Block, Turn, item_from_block, reasoning
 from strategies import blocks
 
 
-class RecordingCounter:
+class RecordingCounter(TiktokenCounter):
     """A counter that records how many items it has counted."""
 
-    def __init__(self) -> None:
-        self.item_count = 0
-
-    def count_text(self, text: str) -> int:
-        """Return the default count of a text."""
-        return DEFAULT_COUNTER.count_text(text)
+    item_count = 0
 
     def count_items(self, items: Iterable[Mapping[str, Any]]) -> int:
         """Return the default count of items, and add their number to ``item_count``."""
         item_list = list(items)
         self.item_count += len(item_list)
-        return count_items(item_list)
+        return super().count_items(item_list)
 
 
 def test_only_new_blocks_are_counted() -> None:

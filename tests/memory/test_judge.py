@@ -34,12 +34,14 @@ from kedge.memory.evidence import (
     KnownServer,
     ReasoningEvidence,
     ServerEvidence,
+    Trust,
 )
 from kedge.memory.judge import ServerMemory
 from kedge.memory.tokens import SentTokens
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
-from kedge.turns import Turn, system, user
+from kedge.turns import Turn, assistant, system, user
+from planning.recorded_turns import add_response, make_plan
 
 STREAMING = pytest.mark.parametrize("streaming", [True, False])
 KNOWN = KnownServer(remembers=True)
@@ -360,6 +362,38 @@ def test_an_unstored_response_to_an_unstored_request_is_no_evidence() -> None:
         outcome = Outcome("completed", stored=False)
         evidence.record(outcome, requested=False, rejected=False, stored=stored)
         assert evidence.stores is not stored
+
+
+def judge_next(
+    trust: Trust, answer: Outcome, *, echoes: bool = False
+) -> tuple[str, ServerEvidence]:
+    """Judge an answer to a request that continues a response; return the reason to reject it, and the evidence."""
+    turn = add_response(Turn([user("Hello")]), "R1").append(user("And?"))
+    check = ServerMemory(trust, FakeClock()).check("here", "m", streaming=False)
+    check.evidence.echoes = echoes
+    check.describe(make_plan(turn), {"model": "m"})
+    return check.judge(answer).reason, check.evidence
+
+
+def test_a_missing_echo_is_a_loss_unless_the_server_is_always_trusted() -> None:
+    """A server that usually names the previous response, and does not, has not used it."""
+    answer = Outcome("completed", (assistant("Hi"),), "R2", usage=Usage(900, output_tokens=9))
+    assert judge_next("earned", answer)[0] == ""
+    assert judge_next("earned", answer, echoes=True)[0] == "forgot"
+    reason, evidence = judge_next("always", answer, echoes=True)
+    assert reason == ""
+    assert not evidence.overheads  # its count includes the context
+
+
+def test_a_repeated_id_concerns_all_models_of_an_endpoint() -> None:
+    """Responses from before the repetition are not relied on, whichever model made them."""
+    memory = ServerMemory("earned", lambda: 5.0)
+    check = memory.check("here", "m", streaming=False)
+    issued = [memory.record_issued(check, name, known=False) for name in ("R1", "R2", "", "", "R1")]
+    assert issued == [False, False, False, False, True]
+    others = [memory.check(scope, "n", streaming=True) for scope in ("here", "there")]
+    assert [each.evidence.not_before for each in others] == [5.0, 0.0]
+    assert [each.doubt for each in (check, *others)] == ["reused_ids", "", ""]
 
 
 class EvidenceTable(dict[str, Any]):

@@ -10,25 +10,16 @@ import pytest
 
 from engines.fake_server import RecordingServer, connect_to, message_item, script
 from engines.runs import check_law
-from kedge.engines import Engine
+from kedge.engines import Engine, ResponsesEngine
 from kedge.events.run import ToolFinished
 from kedge.middleware import repair, tools, with_middleware
 from kedge.planning import find_problems, get_state
-from kedge.providers import connect
-from kedge.testing import TestServer, serve
+from kedge.testing import TestServer
 from kedge.tools import tool
 from kedge.turns import ToolResultBlock, Turn, user
 from middleware.scripted_engine import add
 
 FINAL_OUTPUT = [message_item("done")]
-
-
-@pytest.fixture
-async def strict() -> AsyncIterator[tuple[TestServer, Engine]]:
-    """Yield a strict server and an engine for it."""
-    with serve() as server:
-        async with connect(f"responses:{server.base_url}#practice", max_retries=0) as engine:
-            yield server, engine
 
 
 def make_call_items(*calls: tuple[str, str, str]) -> list[dict[str, Any]]:
@@ -64,9 +55,8 @@ def tool_results(turn: Turn) -> list[ToolResultBlock]:
     return [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
 
 
-async def test_a_custom_tool_takes_free_text(strict: tuple[TestServer, Engine]) -> None:
+async def test_a_custom_tool_takes_free_text(engine: ResponsesEngine, server: TestServer) -> None:
     """A custom tool call and its output are sent as items of their own types."""
-    server, engine = strict
 
     @tool(custom=True)
     def shout(text: str) -> str:

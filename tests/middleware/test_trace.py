@@ -1,7 +1,7 @@
 """Tests of the spans that ``trace`` exports for runs on the practice server."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
 
@@ -19,7 +19,7 @@ from kedge.events import Usage
 from kedge.events.run import RequestSent
 from kedge.middleware import guard, redact, retry, tools, trace
 from kedge.observe import bind_fields
-from kedge.testing import serve
+from kedge.testing import TestServer, serve
 from kedge.turns import assistant, tool_call
 from middleware.scripted_engine import ScriptedEngine, add, run_stack
 
@@ -63,23 +63,15 @@ def spans() -> Iterator[Spans]:
     provider.shutdown()
 
 
-@pytest.fixture
-async def practice() -> AsyncIterator[Engine]:
-    """Yield an engine for the practice model."""
-    with serve() as server:
-        async with connect(f"responses:{server.base_url}#practice") as engine:
-            yield engine
-
-
 def is_child(child: ReadableSpan, parent: ReadableSpan) -> bool:
     """Return whether one span is a direct child of the other."""
     return child.parent is not None and child.parent == parent.get_span_context()
 
 
-async def test_a_run_with_tools_is_a_tree_of_spans(practice: Engine, spans: Spans) -> None:
+async def test_a_run_with_tools_is_a_tree_of_spans(engine: Engine, spans: Spans) -> None:
     """A turn with two requests and a tool call has spans that follow the semantic conventions."""
-    engine = with_middleware(practice, trace(spans.tracer, agent="harbour"), tools(add))
-    await engine.run(Turn([user("Please call add with a=2 and b=3")]))
+    stack = with_middleware(engine, trace(spans.tracer, agent="harbour"), tools(add))
+    await stack.run(Turn([user("Please call add with a=2 and b=3")]))
     names = [span.name for span in spans.all]
     assert names == ["chat practice", "execute_tool add", "chat practice", "invoke_agent harbour"]
     first, tool, second, run = spans.all
@@ -107,10 +99,10 @@ async def test_a_run_with_tools_is_a_tree_of_spans(practice: Engine, spans: Span
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_spans_have_sizes_and_only_those_of_streams_a_first_chunk(
-    practice: Engine, spans: Spans, *, streaming: bool
+    engine: Engine, spans: Spans, *, streaming: bool
 ) -> None:
     """The sizes of a request are those of its event; a response that is not streamed has no first chunk."""
-    _, events = await run_stack(practice, trace(spans.tracer), turn=HELLO, streaming=streaming)
+    _, events = await run_stack(engine, trace(spans.tracer), turn=HELLO, streaming=streaming)
     [sent] = [event for event in events if isinstance(event, RequestSent)]
     attributes = spans.read("chat practice")
     assert attributes["kedge.sent.bytes"] == sent.body_bytes
@@ -119,16 +111,16 @@ async def test_spans_have_sizes_and_only_those_of_streams_a_first_chunk(
 
 
 async def test_content_is_exported_only_on_request(
-    practice: Engine, spans: Spans, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, spans: Spans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default no messages, arguments or results are exported; with the setting, all of them are."""
     turn = Turn([system("Be brief."), user(SECRET), user("Please call add with a=2 and b=3")])
-    await run_stack(practice, trace(spans.tracer), tools(add), turn=turn)
+    await run_stack(engine, trace(spans.tracer), tools(add), turn=turn)
     assert "harbour" not in spans.text
     assert "arguments" not in spans.text
     spans.exporter.clear()
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
-    await run_stack(practice, trace(spans.tracer), tools(add), turn=turn)
+    await run_stack(engine, trace(spans.tracer), tools(add), turn=turn)
     assert SECRET in spans.text
     assert "Be brief." in spans.text
     called = spans.read("execute_tool add")
@@ -137,22 +129,22 @@ async def test_content_is_exported_only_on_request(
     written = spans.read("chat practice")["gen_ai.output.messages"]
     assert [message["finish_reason"] for message in json.loads(written)] == ["stop"]
     spans.exporter.clear()
-    await run_stack(practice, trace(spans.tracer, content=False), tools(add), turn=turn)
+    await run_stack(engine, trace(spans.tracer, content=False), tools(add), turn=turn)
     assert SECRET not in spans.text
 
 
-async def test_spans_have_the_conversation_id(practice: Engine, spans: Spans) -> None:
+async def test_spans_have_the_conversation_id(engine: Engine, spans: Spans) -> None:
     """The id is the one bound for logging, or that of the server's conversation object."""
-    engine = with_middleware(practice, trace(spans.tracer))
+    stack = with_middleware(engine, trace(spans.tracer))
     with bind_fields(conversation_id="harbour-talk"):
-        await engine.run(HELLO)
+        await stack.run(HELLO)
     assert {spans.read(span)["gen_ai.conversation.id"] for span in spans.all} == {"harbour-talk"}
     spans.exporter.clear()
-    await engine.run(HELLO, mode="conversation")
+    await stack.run(HELLO, mode="conversation")
     assert spans.read("invoke_agent")["gen_ai.conversation.id"].startswith("conv_")
 
 
-async def test_a_tool_that_fails_is_marked(practice: Engine, spans: Spans) -> None:
+async def test_a_tool_that_fails_is_marked(engine: Engine, spans: Spans) -> None:
     """Its span has the error without its message; the turn's span has not, and is current while it runs."""
 
     def broken(text: str) -> str:
@@ -161,7 +153,7 @@ async def test_a_tool_that_fails_is_marked(practice: Engine, spans: Spans) -> No
             raise RuntimeError("planted words")
 
     turn = Turn([user("Please call broken with text=x")])
-    await run_stack(practice, trace(spans.tracer), tools(broken), turn=turn)
+    await run_stack(engine, trace(spans.tracer), tools(broken), turn=turn)
     tool, run = spans.by_name["execute_tool broken"], spans.by_name["invoke_agent"]
     assert tool.status.status_code is StatusCode.ERROR
     assert spans.read(tool)["error.type"] == "failed"
@@ -183,12 +175,12 @@ async def test_a_rejected_request_is_marked(spans: Spans) -> None:
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_an_incomplete_answer_has_its_usage(
-    practice: Engine, spans: Spans, streaming: bool
+    engine: Engine, spans: Spans, streaming: bool
 ) -> None:
     """The tokens of an answer that reached its limit are paid for, so its span has them and the reason."""
-    engine = with_middleware(practice, trace(spans.tracer, content=True), guard(redact("kedge")))
+    stack = with_middleware(engine, trace(spans.tracer, content=True), guard(redact("kedge")))
     turn = Turn([user("Write 500 words.")])
-    stream = engine.stream(turn, max_output_tokens=20, streaming=streaming)
+    stream = stack.stream(turn, max_output_tokens=20, streaming=streaming)
     with pytest.raises(AnswerIncomplete) as caught:
         await stream.finish()
     attributes = spans.read("chat practice")
@@ -226,25 +218,25 @@ async def test_a_retried_request_is_marked(spans: Spans) -> None:
     assert {sent.status.status_code, run.status.status_code} == {StatusCode.UNSET}
 
 
-async def test_a_healed_request_is_two_spans(spans: Spans) -> None:
+async def test_a_healed_request_is_two_spans(
+    engine: Engine, server: TestServer, spans: Spans
+) -> None:
     """The rejected request's span has the reason, and the turn's span has an event for the healing."""
-    with serve() as server:
-        async with connect(f"responses:{server.base_url}#practice") as practice:
-            engine = with_middleware(practice, trace(spans.tracer))
-            turn = await engine.run(HELLO)
-            spans.exporter.clear()
-            server.forget()
-            await engine.run(turn.append(user("And?")))
+    stack = with_middleware(engine, trace(spans.tracer))
+    turn = await stack.run(HELLO)
+    spans.exporter.clear()
+    server.forget()
+    await stack.run(turn.append(user("And?")))
     rejected, sent, run = spans.all
     assert spans.read(rejected)["error.type"] == "healed:gone"
     assert sent.status.status_code is StatusCode.UNSET
     assert [event.name for event in run.events] == ["kedge.healed"]
 
 
-async def test_closing_a_stream_early_ends_its_spans(practice: Engine, spans: Spans) -> None:
+async def test_closing_a_stream_early_ends_its_spans(engine: Engine, spans: Spans) -> None:
     """All spans are ended, and between two events the caller's span is the current one."""
-    engine = with_middleware(practice, trace(spans.tracer))
-    async with engine.stream(Turn([user("Write 50 words.")])) as stream:
+    stack = with_middleware(engine, trace(spans.tracer))
+    async with stack.stream(Turn([user("Write 50 words.")])) as stream:
         async for _ in stream:
             assert otel_trace.get_current_span() is otel_trace.INVALID_SPAN
             if stream.plans:
