@@ -8,15 +8,16 @@ import pytest
 from chat.conftest import OpenChat, item_texts
 from engines.runs import read_until, request_bodies
 from kedge import errors
-from kedge.chat import Chat, new_key
+from kedge.chat import Chat, StateReport, new_key
+from kedge.chat import chat as chat_module
 from kedge.compaction import MessageLimitCompactor
 from kedge.events import TextDelta
-from kedge.events.run import TurnFinished
+from kedge.events.run import ToolFinished, TurnFinished
 from kedge.middleware import block, guard, system_prompt, two_phase
 from kedge.observe import reset, snapshot
 from kedge.testing import TestServer
 from kedge.turns import Turn, assistant, system, tool_call, user
-from middleware.scripted_engine import ScriptedEngine
+from middleware.scripted_engine import ScriptedEngine, add
 
 
 @pytest.mark.parametrize("key", [None, new_key()], ids=["plain", "encrypted"])
@@ -76,6 +77,42 @@ async def test_appended_blocks_are_pending(server: TestServer, open_chat: OpenCh
     assert texts[2:] == ["One.", "Two.", "Three.", "The harbour is closed."]
     assert len(request_bodies(server)[1]["input"]) == 4
     assert chat.inspect_state(answer.state).pending == 0
+
+
+class ClosableEngine(ScriptedEngine):
+    """An engine that records whether it was closed."""
+
+    is_closed = False
+
+    async def aclose(self) -> None:
+        """Close the engine."""
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+async def test_only_a_given_engine_stays_open(
+    is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Chat closes the engine that it made from a model string, and no other."""
+    engine = ClosableEngine()
+    monkeypatch.setattr(chat_module, "connect", lambda _: engine)
+    async with Chat("model" if is_own else engine):
+        pass
+    assert engine.is_closed is is_own
+
+
+async def test_state_of_a_stream_has_the_results_of_tools() -> None:
+    """A finished tool is in the state before the model has read its result."""
+    engine = ScriptedEngine([tool_call("add", {"a": 1, "b": 2})], [assistant("3")])
+    chat, reports = Chat(engine, tools=[add]), list[StateReport]()
+    async with chat.stream_with_state(None, "Add!") as stream:
+        async for event in stream:
+            if isinstance(event, ToolFinished):
+                reports.append(chat.inspect_state(stream.state))
+    assert [dict(report.kinds) for report in reports] == [
+        {"user": 1, "tool_call": 1, "tool_result": 1}
+    ]
+    assert [report.pending for report in reports] == [1]
 
 
 async def test_same_block_may_be_sent_twice(open_chat: OpenChat) -> None:
@@ -153,11 +190,12 @@ async def test_blocked_message_is_not_in_the_state(open_chat: OpenChat) -> None:
     def broken(turn: Turn) -> Turn:
         raise ZeroDivisionError
 
-    chat = open_chat(middleware=[two_phase(after=broken)])
-    with pytest.raises(ZeroDivisionError) as other_error:
-        await chat.chat_with_state(None, "Hello!")
-    state: bytes = other_error.value.state  # type: ignore[attr-defined]
-    assert chat.inspect_state(state).blocks == 2
+    for phase, blocks in (("before", 2), ("after", 4)):
+        chat = open_chat(middleware=[two_phase(**{phase: broken})])
+        with pytest.raises(ZeroDivisionError) as other_error:
+            await chat.chat_with_state(first.state, "Hello!")
+        state: bytes = other_error.value.state  # type: ignore[attr-defined]
+        assert chat.inspect_state(state).blocks == blocks
 
 
 async def test_calls_without_a_result_are_repaired(open_chat: OpenChat) -> None:

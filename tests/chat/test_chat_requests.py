@@ -192,6 +192,18 @@ async def test_long_resend_is_compacted(
     assert chained.compaction is None
 
 
+async def test_a_resend_that_is_not_compacted_is_no_third_request(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """That the server lost the response is known after the first request, also if no block can be removed."""
+    chat = open_chat(compactor=MessageLimitCompactor(1_000), resend_limit=1)
+    answers = await send_lines(chat, "Number 0.")
+    server.forget()
+    await send_lines(chat, "Number 1.", state=answers[-1].state)
+    chained = ["previous_response_id" in body for body in request_bodies(server)]
+    assert chained == [False, True, False]
+
+
 async def test_planned_resend_is_compacted(server: TestServer, open_chat: OpenChat) -> None:
     """A state of another account has no valid anchor, and is compacted before it is sent."""
     answers = await send_lines(open_chat(), *(f"Number {n}." for n in range(6)))

@@ -30,6 +30,7 @@ from kedge.chat.state import (
     has_valid_checksum,
     import_messages,
     is_encrypted,
+    leave_out,
     new_key,
     state_from_turn,
 )
@@ -335,6 +336,13 @@ def escaped_size(block: Block) -> int:
     texts = [form.get("arguments", ""), *form.get("summary", []), *form.get("texts", [])]
     texts += [part.get("text", "") for part in form.get("parts", [])]
     return sum(len(json.dumps(text, ensure_ascii=False).encode()) - 2 for text in texts)
+
+
+def test_blocks_that_are_left_out_are_not_counted() -> None:
+    """The number of blocks that a model has read is without those that cannot be sent."""
+    listed = tuple(user(name, id=name) for name in "abcd")
+    left = leave_out(ChatState("openai", listed, 3), {"b", "d"})
+    assert ("".join(block.id for block in left.blocks), left.processed_length) == ("ac", 2)
 
 
 def test_infinite_expiry_is_no_expiry() -> None:

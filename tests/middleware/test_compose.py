@@ -34,18 +34,20 @@ def make_tagger(word: str) -> Middleware:
         return turn.append(user(f"in {word}"))
 
     def after(turn: Turn) -> Turn:
-        return turn.append(user(f"out {word}"))
+        return turn.append(user(f"out {word}", origin="mine"))
 
     return two_phase(before, after, name=word)
 
 
 async def test_the_first_middleware_is_the_outermost() -> None:
-    """The first middleware receives the Turn first, and the result last."""
+    """The first middleware receives the Turn first, and the result last; blocks have its name or an origin of their own."""
     engine = ScriptedEngine([assistant("hello")])
     stack = with_middleware(engine, make_tagger("outer"), make_tagger("inner"))
     turn = await stack.run(Turn([user("hi")]))
     texts = [block.text for block in turn.blocks]
     assert texts == ["hi", "in outer", "in inner", "hello", "out inner", "out outer"]
+    origins = [block.origin for block in turn.blocks]
+    assert origins == ["user", "outer", "inner", "engine", "mine", "mine"]
 
 
 @pytest.mark.parametrize("has_leave", [False, True])

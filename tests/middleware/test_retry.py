@@ -28,6 +28,9 @@ async def test_transient_errors_are_retried() -> None:
     assert len(turn) == 2
     assert 0 < pauses[0] <= 0.5
     assert pauses[1:] == [7, 30]
+    engine = ScriptedEngine(*[StreamCut("cut", retryable=True)] * 2, [assistant("ok")])
+    await with_middleware(engine, retry(first=60, longest=2, sleep=sleep)).run(Turn([user("hi")]))
+    assert all(1 <= each <= 2 for each in pauses[3:])
 
 
 async def test_tokens_of_failed_attempts_are_counted() -> None:
