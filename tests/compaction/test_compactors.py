@@ -40,7 +40,17 @@ from kedge.errors import InvalidSetting
 from kedge.events import Usage
 from kedge.middleware import compact
 from kedge.planning import ConversationState, get_state, plan_request, record_response, set_state
-from kedge.turns import Block, Turn, UserBlock, assistant, system, tool_call, tool_result, user
+from kedge.turns import (
+    Block,
+    Turn,
+    UserBlock,
+    assistant,
+    opaque,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
 
 
 class FixedTrigger:
@@ -292,6 +302,24 @@ def test_provider_without_compaction_is_reported() -> None:
     result = compact_now(ServerCompactor(100, "endpoint"), make_exchanges(20), engine=oracle)
     assert result.notes == ("this engine's provider does not compact",)
     assert not compact_now(ServerCompactor(1_000), make_exchanges(20)).changed
+
+
+class CompactingEngine(FunctionEngine):
+    """An engine whose server puts its compaction item after another block."""
+
+    async def compact(self, turn: Turn) -> tuple[list[Block], Usage]:
+        """Return a long item."""
+        item = opaque({"type": "compaction", "encrypted_content": "x" * 4_000})
+        return [user("kept"), item], Usage(1)
+
+
+def test_endpoint_compacts_only_what_is_new() -> None:
+    """The item is put before other blocks, because a server ignores what precedes it, and is not compacted again."""
+    compactor, engine = ServerCompactor(100, "endpoint"), CompactingEngine(lambda _: "")
+    result = compact_now(compactor, make_exchanges(20), engine=engine)
+    assert [block.kind for block in result.blocks] == ["opaque", "user", "user", "assistant"]
+    again = (result.blocks[0], *make_exchanges(2, "a"))
+    assert not compact_now(compactor, again, engine=engine).changed
 
 
 def test_cut_points_are_user_blocks_without_open_calls() -> None:

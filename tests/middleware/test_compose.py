@@ -7,11 +7,12 @@ import pytest
 
 from for_each import for_each
 from kedge.chat import Chat
-from kedge.compaction import MessageLimitCompactor
+from kedge.compaction import MessageLimitCompactor, ServerCompactor
 from kedge.engines import Middleware
 from kedge.errors import InvalidSetting, InvalidTurn
 from kedge.middleware import (
     BaseMiddleware,
+    compact,
     guard,
     log,
     redact,
@@ -40,7 +41,7 @@ def make_tagger(word: str) -> Middleware:
 
 
 async def test_the_first_middleware_is_the_outermost() -> None:
-    """The first middleware receives the Turn first, and the result last; blocks have its name or an origin of their own."""
+    """The first middleware receives the Turn first, and the result last; blocks have its name, or an own origin."""
     engine = ScriptedEngine([assistant("hello")])
     stack = with_middleware(engine, make_tagger("outer"), make_tagger("inner"))
     turn = await stack.run(Turn([user("hi")]))
@@ -80,6 +81,25 @@ async def test_no_middleware_is_the_engine_itself() -> None:
     assert with_middleware(engine, lambda inner: inner) is engine
 
 
+async def test_an_engine_may_be_part_of_several_stacks() -> None:
+    """A stack around another one does not change those that were made before."""
+    base = with_middleware(ScriptedEngine([assistant("hello")]), make_tagger("base"))
+    one, _ = (with_middleware(base, make_tagger(name)) for name in ("one", "two"))
+    turn = await one.run(Turn([user("hi")]))
+    assert [block.origin for block in turn.blocks[:3]] == ["user", "one", "base"]
+
+
+async def test_parameters_of_a_request_precede_those_of_a_compactor() -> None:
+    """A run may set another threshold than its compactor."""
+    engine = ScriptedEngine([assistant("a")], [assistant("b")])
+    stack = with_middleware(engine, compact(ServerCompactor(1_000)))
+    own = [{"type": "compaction", "compact_threshold": 5}]
+    await stack.run(Turn([user("hi")]))
+    await stack.run(Turn([user("hi")]), context_management=own)
+    sent = [request.params["context_management"] for request in engine.requests]
+    assert [each[0]["compact_threshold"] for each in sent] == [1_000, 5]
+
+
 async def test_the_trace_lists_the_changes_of_each_middleware() -> None:
     """Blocks that a middleware adds, removes, modifies or moves are traced with its name and direction."""
 
@@ -97,7 +117,7 @@ async def test_the_trace_lists_the_changes_of_each_middleware() -> None:
     assert received == [("editor", "in"), ("prune", "out")]
     change, pruned = (event.diff for event in stream.trace)
     assert len(change.modified) == len(change.moved) == 1
-    assert len(pruned.removed) == 1
+    assert (len(pruned.removed), pruned.added) == (1, ())
 
 
 async def test_a_dry_run_applies_the_middleware() -> None:

@@ -134,6 +134,13 @@ async def test_an_open_call_of_the_caller_at_the_limit_ends_the_run() -> None:
     assert open_calls(turn) == ["mine"]
 
 
+async def test_a_definition_of_a_tool_in_the_toolbox_does_not_replace_it() -> None:
+    """A call is left to the caller only if the toolbox has no tool of that name."""
+    engine = ScriptedEngine([make_call(1)], [assistant("done")])
+    turn = await with_middleware(engine, tools(add)).run(GO, tools=({**MINE, "name": "add"},))
+    assert result_texts(turn) == ["3"]
+
+
 async def test_tools_of_a_source_are_offered_as_of_each_round() -> None:
     """A source may change between rounds; a guard's rules apply to its descriptions."""
     source = ToolSource()
