@@ -56,6 +56,22 @@ async def test_fork_retains_shared_history_after_delete(store: Store) -> None:
     assert await count_rows(store, *TABLES) == [0] * len(TABLES)
 
 
+async def test_fork_that_retains_less_than_its_parent(store: Store) -> None:
+    """Of the nodes before it only the blocks that it uses remain, unless another fork uses more of them."""
+    for is_shared, count in ((False, 2), (True, 5)):
+        row, nodes = await create_conversation(store, 2)
+        copy = await store.append(row, nodes[2], [])
+        whole = await store.fork(row, nodes[2].id) if is_shared else None
+        fork = await store.fork(row, copy.id)
+        await store.append(fork, copy, [user("elsewhere")], kept=1, head=copy.id)
+        await store.delete(row)
+        assert await count_rows(store, "blocks") == [count]
+        for each in filter(None, (whole, fork)):
+            loaded = await store.load(await store.conversation(each.id))
+            assert len(loaded.blocks) == (4 if each is whole else 2)
+            await store.delete(each)
+
+
 async def test_gc_retains_history(store: Store) -> None:
     """`gc` deletes no branches that were undone or lost a race."""
     row, nodes = await create_conversation(store, 3)

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
 from kedge import user
 from kedge.database.transactions import Database, Row, Tx
-from kedge.errors import StoreDamaged
-from kedge.store import Damage, RequestRecord, Store, open_store
+from kedge.errors import StoreBusy, StoreDamaged, StoreError, StoreUnreachable
+from kedge.store import Damage, RequestRecord, Store, open_store, verify
 from kedge.store.responses import STORED_COLUMNS
 from kedge.store.verify import check_references, check_responses, check_store
 from store.sample_conversations import SCOPE, create_conversation
@@ -21,9 +22,14 @@ CHANGED_DIGEST = (
 )
 DAMAGE = [
     (CHANGED_BODY, "block 1", "hash"),
-    ("UPDATE blocks SET body = 'nothing' WHERE id = 2", "block 2", "not a block"),
+    ("UPDATE blocks SET body = 'nothing' WHERE id = 6", "block 6", "not a block"),
     ("DELETE FROM blocks WHERE id = 3", "branch", "its block is missing"),
     ("DELETE FROM links WHERE place = 1", "node", "5 of the 6 blocks"),
+    (
+        "INSERT INTO links (branch, place, block) SELECT branch, 6, 1 FROM links WHERE place = 5",
+        "branch",
+        "7 links",
+    ),
     ("DELETE FROM nodes WHERE parent = 0", "node", "parent is missing"),
     ("UPDATE nodes SET kept = 4, length = 6 WHERE length = 4", "node", "keeps more"),
     ("UPDATE nodes SET depth = 7 WHERE length = 4", "node", "depth"),
@@ -64,8 +70,9 @@ async def verify_change(store: Store, statement: str) -> list[str]:
     return [str(each) for each in found.value.args]
 
 
-async def test_damage_is_reported(store: Store) -> None:
-    """Each kind of damage is reported with the row that contains it."""
+async def test_damage_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of damage is reported with the row that contains it, in every batch."""
+    monkeypatch.setattr(verify, "BATCH_SIZE", 1)
     await create_conversation(store, 3)
     for statement, table, problem in DAMAGE:
         problems = await verify_change(store, statement)
@@ -109,7 +116,11 @@ async def test_change_of_any_node_column_is_found(store: Store) -> None:
     row, nodes = await create_conversation(store, 3)
     await store.fork(row, nodes[1].id)
     leaf = await store.append(row, nodes[3], [user("asked")], kind="asked", kept=4)
+    empty = await store.append(row, nodes[1], [], kind="failed")
     assert await store.verify() == []
+    for node in (empty, nodes[0]):  # another branch, which has enough blocks
+        moved = f"UPDATE nodes SET branch = {leaf.id} WHERE id = {node.id}"  # noqa: S608
+        assert await verify_change(store, moved) != [], node.kind
     for change in NODE_CHANGES:
         statement = f"UPDATE nodes SET {change} WHERE id = {leaf.id}"  # noqa: S608
         assert await verify_change(store, statement) != [], change
@@ -179,3 +190,13 @@ async def test_unreadable_rows_are_damage(tmp_path: Path) -> None:
         problems = [str(each) for each in await store.verify()]
         assert any("check_blocks" in line for line in problems)
         assert any("check_tree" in line for line in problems)
+
+
+@pytest.mark.parametrize("problem", [StoreBusy("busy"), StoreUnreachable("no connection")])
+async def test_a_store_that_cannot_be_read_is_not_damaged(
+    store: Store, monkeypatch: pytest.MonkeyPatch, problem: StoreError
+) -> None:
+    """An error that may be temporary is raised, and not reported as damage."""
+    monkeypatch.setattr(store.database, "read", AsyncMock(side_effect=problem))
+    with pytest.raises(type(problem)):
+        await store.verify()
