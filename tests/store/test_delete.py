@@ -31,7 +31,7 @@ async def test_deleted_conversation_leaves_no_rows(store: Store) -> None:
     assert await count_rows(store, *TABLES) == [0] * len(TABLES)
     with pytest.raises(NotInStore):
         await store.conversation(row.id)
-    with pytest.raises(NotInStore):
+    with pytest.raises(NotInStore, match="was deleted; open or create another one"):
         await store.append(row, nodes[-1], [user("too late")], head=nodes[-1].id)
     assert await store.verify() == []
 

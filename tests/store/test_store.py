@@ -69,12 +69,15 @@ async def test_appended_blocks_are_loaded(store: Store) -> None:
     assert loaded.state.anchors[0] == make_response(1).record
     assert loaded.turn("t").id == "t"
     state = ConversationState("conversation", "resp_1", "conv_9")
-    node = await store.append(
+    later = await store.append(
         row, node, [user("a")], memory=state, data=FrozenMap({"topic": "cats"})
     )
-    turn = (await store.load(row, node.id)).turn()
+    turn = (await store.load(row, later.id)).turn()
     assert get_state(turn) == state
     assert turn.data["topic"] == "cats"
+    _, before = await store.load_turn(row, node.id, known=later, turn=turn)
+    assert before.data.keys() == (await store.load(row, node.id)).turn().data.keys()
+    assert get_state(before) == (await store.load(row, node.id)).state
     row = await store.create(blocks=[user("a"), assistant("b")])
     loaded = await store.load(row)
     assert (loaded.node.kind, loaded.blocks) == ("added", (user("a"), assistant("b")))
@@ -283,6 +286,8 @@ async def test_a_response_id_of_digits_is_no_node_number(store: Store) -> None:
         row, nodes[1], [assistant("Again")], response=response, head=nodes[1].id
     )
     assert await store.find_node(row, str(number)) == answer
+    again = await store.append(row, nodes[1], [assistant("Once more")], response=response)
+    assert await store.find_node(row, str(number)) == again  # the newest of several
     assert await store.find_node(row, number) == nodes[0]
 
 
