@@ -1,8 +1,9 @@
 """A sample store for the tests of commands: conversations with forks, and their server."""
 
 import json
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ def run_json(*arguments: str, stdin: str | None = None) -> Any:
     result = run_command(*arguments, "--json", stdin=stdin)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def execute(path: Path, *statements: str) -> None:
+    """Change the tables of a database."""
+    with closing(sqlite3.connect(path)) as database, database:
+        for statement in statements:
+            database.execute(statement)
 
 
 @contextmanager

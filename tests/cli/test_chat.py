@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +12,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from cli.sample_store import execute, run_command, run_json
 from for_each import for_each
 from forked import ForkedProcess
-from kedge.cli import group
 from kedge.cli.chat import command
 from kedge.cli.chat_session import ChatOptions
 from kedge.cli.chat_tools import create_default_tools
-from kedge.cli.inspect import command as inspect_command
-from kedge.cli.maintenance import delete_command
-from kedge.cli.show import command as show_command
 from kedge.errors import ToolFailed
 from kedge.testing import TestServer
 
@@ -55,8 +51,7 @@ def test_message_argument_is_answered_and_nothing_is_read() -> None:
 
 def read_last_question(name: str) -> list[dict[str, Any]]:
     """Return the content of the newest message of a user in a stored conversation."""
-    result = CliRunner().invoke(show_command, [name, "--json"])
-    blocks = json.loads(result.stdout)["blocks"]
+    blocks = run_json("show", name)["blocks"]
     return [each for each in blocks if each["kind"] == "user"][-1]["parts"]
 
 
@@ -288,25 +283,19 @@ def test_ctrl_c_ends_a_chat_that_waits_for_lines(monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr("builtins.input", interrupt)
-    assert CliRunner().invoke(group, ["chat"]).exit_code == 130
-
-
-def predict(name: str, message: str) -> dict[str, Any]:
-    result = CliRunner().invoke(inspect_command, [name, "--say", message, "--json"])
-    return json.loads(result.stdout)["plan"]
+    assert run_command("chat").exit_code == 130
 
 
 def test_practice_model_without_stored_responses_gets_full_conversation(tmp_path: Path) -> None:
     """``kedge inspect`` predicts the loss, and tables that cannot be used are reported."""
     invoke_chat("My name is Ada.\n", "-c", "harbour")
     assert [path.name for path in (tmp_path / "kedge").iterdir()] == ["kedge.db"]
-    with sqlite3.connect(tmp_path / "kedge" / "kedge.db") as store:
-        store.execute("DELETE FROM practice_nodes")
-    plan = predict("harbour", "What is my name?")
+    path = tmp_path / "kedge" / "kedge.db"
+    execute(path, "DELETE FROM practice_nodes")
+    plan = run_json("inspect", "harbour", "--say", "What is my name?")["plan"]
     assert plan["anchor"] == ""
     assert plan["rejected"][0]["reason"] == "lost"
-    store.execute("DROP TABLE practice_facts")
-    store.close()
+    execute(path, "DROP TABLE practice_facts")
     second = invoke_chat("What is my name?\n", "-c", "harbour")
     assert "Your name is Ada." in second.stdout
     resent = "the server no longer had the earlier response; the full conversation was resent"
@@ -319,10 +308,11 @@ def test_deleted_conversation_is_erased_from_practice_database(tmp_path: Path) -
     """The deleted text is in no file, and other conversations stay chained."""
     invoke_chat("A secret.\n", "-c", "harbour")
     invoke_chat("My name is Ada.\n", "-c", "quay")
-    assert CliRunner().invoke(delete_command, ["harbour", "--yes"]).exit_code == 0
+    assert run_json("delete", "harbour", "--yes")["deleted"]
     content = b"".join(path.read_bytes() for path in (tmp_path / "kedge").iterdir())
     assert b"A secret." not in content
-    assert predict("quay", "What is my name?")["sent_blocks"] == 1
+    plan = run_json("inspect", "quay", "--say", "What is my name?")["plan"]
+    assert plan["sent_blocks"] == 1
 
 
 def test_undo_edit_and_fork_create_branches() -> None:
@@ -385,7 +375,7 @@ def test_conversation_without_messages_is_not_stored(tmp_path: Path) -> None:
     """A new conversation without messages, or with a model that cannot be connected, is not stored."""
     invoke_chat("/help\n", "-c", "harbour")
     invoke_chat("Hello\n", "-c", "harbour", "--model", "nobody:x", code=1)
-    assert CliRunner().invoke(inspect_command, ["harbour"]).exit_code == 1
+    assert run_command("inspect", "harbour").exit_code == 1
 
 
 def test_chat_without_a_folder_is_not_saved(

@@ -44,10 +44,8 @@ def test_json_has_all_settings(configured: Path) -> None:
     assert (report["file"], report["exists"]) == (str(configured), True)
     settings = report["settings"]
     assert list(settings) == list(SETTINGS)
-    assert (settings["serve.port"]["value"], settings["serve.port"]["source"]) == (
-        9000,
-        "environment",
-    )
+    port = settings["serve.port"]
+    assert (port["value"], port["source"]) == (9000, "environment")
     assert (settings["model"]["source"], settings["trace"]["source"]) == ("file", "default")
     lines = [line.split() for line in CliRunner().invoke(command).output.splitlines()]
     assert ["serve.port", "9000", "environment", "KEDGE_SERVE_PORT"] in lines

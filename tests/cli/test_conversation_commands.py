@@ -4,16 +4,14 @@ import errno
 import json
 import re
 import shutil
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from cli.sample_store import run_command, run_json, serve_sample_store
+from cli.sample_store import execute, run_command, run_json, serve_sample_store
 from kedge.chat import Chat
 from kedge.cli import group
 from kedge.cli.inspect import inspect_file
@@ -23,6 +21,7 @@ from kedge.cli.store_options import (
     model_references,
     remember,
     require_confirmed,
+    run_with_store,
 )
 from kedge.config import store_url
 from kedge.errors import KedgeError, StoreFull
@@ -62,13 +61,6 @@ TWO_HOURS_LATER = (
     "UPDATE conversations SET updated_at = updated_at - 7200",
     "UPDATE nodes SET created_at = created_at - 7200",
 )
-
-
-def execute(path: Path, *statements: str) -> None:
-    """Change the tables of a store."""
-    with closing(sqlite3.connect(path)) as database, database:
-        for statement in statements:
-            database.execute(statement)
 
 
 def test_missing_store_is_not_created(store_path: Path) -> None:
@@ -203,17 +195,12 @@ def test_show_prints_messages(server: TestServer) -> None:
 
 def test_show_lists_images_and_files(store_path: Path) -> None:
     """Each image and file of a message or tool result is a line with its type and size, name or URL."""
-
-    async def store_blocks() -> None:
-        async with open_store(store_url(str(store_path))) as store:
-            photo, remote = image(b"x" * 3_000), image("https://example.com/a.png")
-            report = file(b"%PDF-", filename="report.pdf", media_type="application/pdf")
-            call = tool_call("draw", {}, call_id="c1")
-            result = tool_result("c1", [photo])
-            blocks = [user(["See:", photo, report, remote]), user([photo]), call, result]
-            await store.create("Pictures", blocks=blocks)
-
-    run_sync(store_blocks())
+    photo, remote = image(b"x" * 3_000), image("https://example.com/a.png")
+    report = file(b"%PDF-", filename="report.pdf", media_type="application/pdf")
+    call, result = tool_call("draw", {}, call_id="c1"), tool_result("c1", [photo])
+    blocks = [user(["See:", photo, report, remote]), user([photo]), call, result]
+    url = store_url(str(store_path))
+    run_with_store(lambda store: store.create("Pictures", blocks=blocks), url, make=True)
     shown = run_command("show", "Pictures", "--full").output
     picture = "[image image/png, 3 kB]"
     others = "[file report.pdf, application/pdf, 5 B]", "[image https://example.com/a.png]"

@@ -1,20 +1,19 @@
 """Tests of ``kedge doctor``: its checks, their results and their advice."""
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from cli.sample_store import execute
 from kedge.cli.doctor import command, config_command
+from kedge.cli.store_options import run_with_store
 from kedge.config import store_url
-from kedge.event_loops import run_sync
 from kedge.memory.evidence import ServerEvidence
 from kedge.server.storage.database import SCHEMA_VERSION
-from kedge.store import open_store
+from kedge.store import Store
 from kedge.testing import serve
 from postgresql import PASSWORD
 
@@ -55,27 +54,25 @@ def test_problems_of_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert "Free some space" in checks["folder"]["advice"]
     folder = tmp_path / "kedge"
     folder.mkdir()
-    with closing(sqlite3.connect(folder / "kedge.db")) as database:
-        database.execute("CREATE TABLE other (name TEXT)")
+    execute(folder / "kedge.db", "CREATE TABLE other (name TEXT)")
     _, checks = run_doctor()
     assert "server" not in checks
 
 
 def test_evidence_about_servers_is_shown(tmp_path: Path) -> None:
     """Each server has one line; streaming and other requests are combined if their evidence is equal."""
-    unproven = ServerEvidence()
-    proven = ServerEvidence(proof="count", max_depth=100)
-    unsupported = ServerEvidence(doubt="unsupported")
+    evidence = {
+        "one m stream": ServerEvidence(),
+        "one m whole": ServerEvidence(),
+        "two m whole": ServerEvidence(proof="count", max_depth=100),
+        "three m whole": ServerEvidence(doubt="unsupported"),
+    }
 
-    async def save() -> None:
-        address = store_url()
-        async with open_store(address) as store:
-            await store.save_evidence("responses/one m stream http", unproven.to_json())
-            await store.save_evidence("responses/one m whole http", unproven.to_json())
-            await store.save_evidence("responses/two m whole http", proven.to_json())
-            await store.save_evidence("responses/three m whole http", unsupported.to_json())
+    async def save(store: Store) -> None:
+        for name, known in evidence.items():
+            await store.save_evidence(f"responses/{name} http", known.to_json())
 
-    run_sync(save())
+    run_with_store(save, store_url(), make=True)
     result, _ = run_doctor()
     texts = [check["found"] for check in json.loads(result.stdout)["checks"]]
     one, three, two = sorted(each for each in texts if each.startswith("responses/"))
@@ -134,7 +131,6 @@ def test_readable_secret_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert run_doctor()[1]["config"]["advice"] == ""
     file.write_text('model = "openai:gpt-5.1"\nstore = "postgresql://ada@db/kedge"\n')
     file.chmod(0o644)
-    monkeypatch.setenv("KEDGE_CONFIG", str(file))
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
     assert run_doctor()[1]["config"]["state"] == "ok"
     file.write_text('store = "postgresql://ada:planted-pass@db/kedge"\n')
@@ -145,9 +141,7 @@ def test_databases_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     """The schema version or the damage of a database is reported, and the file is not modified."""
     file = tmp_path / "server.db"
     monkeypatch.setenv("KEDGE_SERVE_DB", str(file))
-    with sqlite3.connect(file) as database:
-        database.execute("CREATE TABLE mine (x)")
-    database.close()
+    execute(file, "CREATE TABLE mine (x)")
     before = file.read_bytes()
     assert "has tables of another program" in run_doctor()[1]["server.db"]["found"]
     assert file.read_bytes() == before
@@ -155,9 +149,7 @@ def test_databases_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     with serve(db=str(file)):
         pass
     assert f"schema {SCHEMA_VERSION}" in run_doctor()[1]["server.db"]["found"]
-    with sqlite3.connect(file) as database:
-        database.execute("UPDATE kedge_server_schema SET version = 3")
-    database.close()
+    execute(file, "UPDATE kedge_server_schema SET version = 3")
     found = run_doctor()[1]["server.db"]
     assert "older version of Kedge (schema 3" in found["found"]
     assert "another --db" in found["advice"]
@@ -194,14 +186,12 @@ def test_online_checks_providers_with_a_key(monkeypatch: pytest.MonkeyPatch) -> 
 def test_online_checks_the_configured_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The configured server is checked, and a password in its URL is not shown."""
     with serve() as server:
-        monkeypatch.setenv("KEDGE_MODEL", f"responses:{server.base_url}#x")
-        assert run_doctor("--online")[1]["reach responses"]["state"] == "ok"
-    with serve() as server:
-        monkeypatch.setenv("KEDGE_MODEL", f"chat:{server.base_url}#x")
-        assert run_doctor("--online")[1]["reach chat"]["state"] == "ok"
-        monkeypatch.setenv("KEDGE_MODEL", "ollama:llama3.2")
         monkeypatch.setenv("OLLAMA_HOST", server.url)
-        assert run_doctor("--online")[1]["reach ollama"]["state"] == "ok"
+        addresses = [f"{api}:{server.base_url}#x" for api in ("responses", "chat")]
+        for model in (*addresses, "ollama:llama3.2"):
+            monkeypatch.setenv("KEDGE_MODEL", model)
+            check = run_doctor("--online")[1][f"reach {model.partition(':')[0]}"]
+            assert check["state"] == "ok"
     monkeypatch.setenv("KEDGE_MODEL", "responses:http://ada:planted@127.0.0.1:9/v1#x")
     result, checks = run_doctor("--online")
     assert checks["reach responses"]["state"] == "wrong"

@@ -1,14 +1,15 @@
 """Tests of ``kedge run``: workflows from files and options, with text and JSON output."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.sample_store import run_command, run_json
+from kedge.cli.store_options import run_with_store
 from kedge.config import store_url
-from kedge.event_loops import run_sync
-from kedge.store import open_store
+from kedge.store import Store
 from kedge.testing import TestServer
 from kedge.turns.frozen_json import thaw
 
@@ -181,16 +182,15 @@ def test_tampered_workflow_is_not_resumed(folder: Path, kedge_server: TestServer
     sent = len(kedge_server.requests)
     originals: list[Any] = []
 
-    async def tamper(change: dict[str, Any]) -> None:
-        async with open_store(store_url(str(folder / "store.db"))) as store:
-            row = await store.conversation("wf_own.author")
-            originals.append(row.data)
-            data = thaw(originals[0])
-            data["workflow"]["spec"]["file"] |= change
-            await store.update(row.id, data=data)
+    async def tamper(store: Store, change: dict[str, Any]) -> None:
+        row = await store.conversation("wf_own.author")
+        originals.append(row.data)
+        data = thaw(originals[0])
+        data["workflow"]["spec"]["file"] |= change
+        await store.update(row.id, data=data)
 
     for change, named in TAMPERED:
-        run_sync(tamper(change))
+        run_with_store(partial(tamper, change=change), store_url(str(folder / "store.db")))
         done = run_command("run", "refine", "--resume", "wf_own")
         assert done.exit_code == 1
         assert f"not used on this machine before: {named}" in done.stderr

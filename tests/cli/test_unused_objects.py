@@ -6,9 +6,8 @@ import pytest
 
 from cli.sample_store import run_command, run_json
 from engines.runs import has_object
-from kedge.cli.store_options import confirmations_file
-from kedge.event_loops import run_sync
-from kedge.store import open_store
+from kedge.cli.store_options import confirmations_file, run_with_store
+from kedge.store import Store
 from kedge.testing import TestServer, serve
 
 pytestmark = pytest.mark.usefixtures("store_path")
@@ -27,11 +26,10 @@ def chat(server: TestServer, name: str = "harbour") -> str:
 def delete_rows(store_path: Path) -> None:
     """Delete the conversation in the store only."""
 
-    async def delete() -> None:
-        async with open_store(f"sqlite:///{store_path}") as store:
-            await store.delete(next(r for r in await store.conversations() if r.title == "harbour"))
+    async def delete(store: Store) -> None:
+        await store.delete(next(r for r in await store.conversations() if r.title == "harbour"))
 
-    run_sync(delete())
+    run_with_store(delete, f"sqlite:///{store_path}")
 
 
 def test_delete_deletes_the_object_of_the_conversation() -> None:
@@ -93,13 +91,12 @@ def test_gc_names_what_is_missing(store_path: Path) -> None:
         "kedge/0123456789abcdef": "kedge serve",
     }
 
-    async def claim() -> None:
-        async with open_store(f"sqlite:///{store_path}") as store:
-            store.clock = lambda: 1_000.0
-            for scope in problems:
-                await store.claim_object(scope, "conv_1", "", owner="a")
+    async def claim(store: Store) -> None:
+        store.clock = lambda: 1_000.0
+        for scope in problems:
+            await store.claim_object(scope, "conv_1", "", owner="a")
 
-    run_sync(claim())
+    run_with_store(claim, f"sqlite:///{store_path}", make=True)
     kept = {each["scope"]: each["problem"] for each in run_json("gc")["objects_kept"]}
     assert kept.keys() == problems.keys()
     assert all(problem in kept[scope] for scope, problem in problems.items()), kept

@@ -14,6 +14,11 @@ from kedge.testing import TestServer, serve
 Connect = Callable[..., Engine]
 
 
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
 @pytest.fixture
 async def connected(kedge_server: TestServer) -> AsyncIterator[Connect]:
     """Yield a function that creates engines for the test server, and close them afterwards."""

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from conversation.conftest import Connect
+from conversation.conftest import Connect, add
 from kedge import Conversation, user
 from kedge.analytics import analyze
 from kedge.compaction import MessageLimitCompactor, ServerCompactor
@@ -78,11 +78,6 @@ async def test_full_sends_to_a_server_without_ids_are_fallbacks(
     store: Store, connected: Connect, kedge_server: TestServer, fault: str, reason: str
 ) -> None:
     """Plan, event, metric and row name the reason of every request that a missing id makes a full send."""
-
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
     kedge_server.faults.set(fault)
     reset()
     conversation = await Conversation.create(connected(), store=store, tools=[add])

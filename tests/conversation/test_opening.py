@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from conversation.conftest import Connect
+from conversation.conftest import Connect, add
 from for_each import for_each
 from forked import run_forked_async
 from kedge import Chat, Conversation, assistant, connect, errors, open_store, run_sync, system
@@ -17,11 +17,6 @@ from kedge.conversation.sync import SyncConversation
 from kedge.middleware import block, guard
 from kedge.store import Store
 from kedge.testing import TestServer
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
 
 
 @for_each(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conversation.conftest import Connect
+from conversation.conftest import Connect, add
 from kedge import Conversation, Turn, user
 from kedge.analytics import analyze
 from kedge.chat import Chat, ChatReply
@@ -55,11 +55,6 @@ async def test_facts_of_a_reply(store: Store, connected: Connect, kind: str) -> 
 
 async def test_cost_of_a_reply_is_stored(store: Store, connected: Connect) -> None:
     """The cost of all responses of a call is added; a reply that was stored before has that of its response."""
-
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
     conversation = await Conversation.create(connected(), store=store, tools=[add], price=price)
     reply = await conversation.send("Please call add with a=2 and b=3", key="sum")
     rows = await conversation.responses()
@@ -120,11 +115,6 @@ def test_sum_of_costs_is_known_only_with_every_cost() -> None:
 
 
 OUTCOMES = ("by_id", "by_fallback", "unmatched")
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
 
 
 async def test_matched_results_are_counted_equally_everywhere(

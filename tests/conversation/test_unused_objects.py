@@ -241,10 +241,12 @@ async def test_claims_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch)
     now = store.clock()
     for number, space in enumerate(spaces):
         space.clock = lambda number=number: now + number
-        await space.claim_object("s", f"made {number}", "", owner="a")
-        await space.claim_object("s", f"foreign {number}", "R1", owner="a")
+        await space.claim_object("s", f"made_{number}", "", owner="a")
+        await space.claim_object("s", f"foreign_{number}", "R1", owner="a")
     store.clock = lambda: now + 91 * DAY
-    await store.claim_object("s", "foreign new", "R1", owner="a")
+    await store.claim_object("s", "foreign_new", "R1", owner="a")
+    assert await list_ids(store) == ["made_0", "made_1"]
+    assert [each.id for each in await store.take_unused_objects("s", 1)] == ["made_0"]
     await store.gc()
     rows = await store.database.read(lambda tx: tx.rows("SELECT name FROM objects ORDER BY name"))
-    assert rows == [("other\ns made 2",), ("s foreign new",), ("s made 1",)]
+    assert rows == [("other\ns made_2",), ("s foreign_new",), ("s made_1",)]

@@ -170,8 +170,10 @@ async def test_conversations_expire_by_their_time_to_live(store: Store) -> None:
     assert '"ttl"' not in await store.export(plain)
 
 
-async def test_question_without_an_answer_delays_expiry(store: Store) -> None:
-    """A conversation is not deleted while the answer to a new question is awaited."""
+async def test_question_without_an_answer_delays_expiry(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation is not deleted while the answer to a new question is awaited, also of one asked meanwhile."""
     store.clock = lambda: 1000.0
     row = await store.create(ttl=10.0)
     store.clock = lambda: 1009.0
@@ -179,6 +181,17 @@ async def test_question_without_an_answer_delays_expiry(store: Store) -> None:
     store.clock = lambda: 1010.0
     assert await store.delete_expired() == []
     store.clock = lambda: 1019.0
+    read, head = store.database.read, await store.node(row, row.head)
+
+    async def read_and_ask(work: Any) -> Any:
+        found = await read(work)
+        await store.append(row, head, [user("And now?")], kind="asked")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.database, "read", read_and_ask)
+        assert await store.delete_expired() == []
+    store.clock = lambda: 1029.0
     assert await store.delete_expired() == [row.id]
 
 
@@ -198,7 +211,9 @@ async def test_scheduled_deletion_is_hidden_and_can_be_undone(store: Store) -> N
     assert await store.delete_scheduled(scheduled) is False
     assert len(await store.search("harbour")) == 1
     await store.schedule_delete(row, 1010.0)
-    await store.schedule_delete(other, 1020.0)
+    await store.schedule_delete(other, 1005.0)
+    assert [each.id for each in await store.list_scheduled()] == [other.id, row.id]
+    later = await store.schedule_delete(other, 1020.0)
     for never in (math.nan, math.inf, 10**400):
         with pytest.raises(InvalidSetting, match="finite time"):
             await store.schedule_delete(other, never)
@@ -206,6 +221,8 @@ async def test_scheduled_deletion_is_hidden_and_can_be_undone(store: Store) -> N
     assert await store.delete_expired() == [row.id]
     assert [each.id for each in await store.list_scheduled()] == [other.id]
     assert await store.delete_scheduled(scheduled) is False
+    await store.update(other, title="changed meanwhile")
+    assert await store.delete_scheduled(later) is True
 
 
 async def test_conversations_are_deleted_by_age(store: Store) -> None:

@@ -4,11 +4,9 @@ import pytest
 
 from kedge import user
 from kedge.errors import NotInStore
-from kedge.store import Incident, Store, Telemetry
-from store.row_calls import ROW_CALLS
-from store.sample_conversations import SCOPE, count_rows, create_conversation
-
-TELEMETRY = Telemetry((Incident("healed", "gone", SCOPE, 5.0),))
+from kedge.store import Store
+from store.row_calls import ROW_CALLS, TELEMETRY
+from store.sample_conversations import count_rows, create_conversation
 
 
 async def test_no_method_accepts_row_of_deleted_conversation(store: Store) -> None:

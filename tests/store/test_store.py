@@ -187,8 +187,9 @@ async def test_response_is_marked_lost_once(store: Store) -> None:
     lost = (await store.responses(row))[1]
     assert (lost.status, lost.lost_reason) == ("lost", "gone")
     assert await store.candidates(SCOPE, [record.digest]) == []
-    anchors = (await store.load(row)).state.anchors
-    assert [anchor.status for anchor in anchors] == ["completed", "lost"]
+    state = (await store.load(row)).state
+    assert [anchor.status for anchor in state.anchors] == ["completed", "lost"]
+    assert state.previous_response_id == state.anchors[0].response_id
 
 
 async def test_content_index_respects_retention(store: Store) -> None:
@@ -228,7 +229,12 @@ async def test_conversations_are_listed_by_change(store: Store) -> None:
     assert len(await store.conversations(archived=None, limit=1)) == 1
     store.clock = lambda: 123.0
     assert (await store.update(one, title="after")).updated_at == 123.0
-    assert (await store.fork(one, one.head)).created_at == 123.0
+    fork = await store.fork(one, one.head)
+    assert (fork.created_at, fork.tags) == (123.0, one.tags)
+    assert [row.id for row in await store.conversations()] == [
+        fork.id,
+        one.id,
+    ]  # the newest of equals
 
 
 async def test_tags_of_an_iterator_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,5 +320,6 @@ async def test_key_is_claimed_once(store: Store) -> None:
     assert not await store.renew(row, "k", owner="a", lease=1000)
     answer = await store.append(row, question, [assistant("a")], kind="answered")
     await store.settle(row, "k", answer.id)
+    await store.settle(row, "k", question.id)  # the first answer remains
     done = await store.claim(row, "k", request_hash=b"x", owner="c", lease=1000)
     assert (done.is_owner, done.answer) == (False, answer.id)

@@ -11,6 +11,7 @@ from kedge.store.summaries import (
     LIST_ORDERS,
     find_by_title,
     list_summaries,
+    load_attached,
 )
 from kedge.store.tree import list_tree_conversations, load_last_blocks, read_tree
 from kedge.turns import assistant, user
@@ -57,6 +58,10 @@ async def test_summary_contains_sums_of_its_conversation(store: Store) -> None:
     assert (row.responses, row.failed, row.forks) == (3, 0, 0)
     assert (row.input_tokens, row.cached_tokens, row.output_tokens) == (30, 12, 9)
     assert (row.cost, row.median_seconds, row.expires_at, row.model) == (1.5, 2.0, 9.0, "m")
+    head = await store.node(row.row, row.row.head)
+    await append_exchange(store, row.row, head, "Four", stored=False, expires_at=99.0)
+    ((row,), _) = await list_summaries(store)
+    assert (row.responses, row.expires_at) == (4, 9.0)
     assert all(type(each) is int for each in (row.responses, row.input_tokens, row.forks))
     await store.create("Empty")
     ((row,), _) = await list_summaries(store, order="title", offset=1)
@@ -133,6 +138,13 @@ async def test_tree_is_read_completely(store: Store) -> None:
     assert [node.kind for node in tree.nodes] == ["root", *["asked", "answered"] * 3]
     assert (await load_last_blocks(store, row))[end.id] == assistant("Three!")
     assert [each.id for each in await list_tree_conversations(store, fork)] == [row.id, fork.id]
+
+
+async def test_blocks_are_found_by_their_own_id(store: Store) -> None:
+    """The id of another object in a block is not that of the block."""
+    block = user("One", id="blk_1")
+    row = await store.create(blocks=[block, user("Two", metadata={"id": "blk_1"})])
+    assert await load_attached(store, row, "blk_1") == [block]
 
 
 async def test_conversations_are_found_by_part_of_title(store: Store) -> None:

@@ -67,8 +67,10 @@ async def test_sessions_end_with_their_token(store: Store) -> None:
     rows = await store.database.read(lambda tx: tx.rows("SELECT 1 FROM access_sessions"))
     assert len(rows) == 1  # expired sessions were deleted
     third = await registry.start_session("alice", 60.0)
+    await registry.count("alice", requests=5)
     await registry.revoke("alice")
     await registry.add("alice")
+    assert (await registry.count("alice", requests=1)).requests == 1
     assert await registry.find_session(second) is None
     assert await registry.find_session(third) is None
     ended = await registry.start_session("nobody", 60.0)

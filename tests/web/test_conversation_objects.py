@@ -5,8 +5,6 @@ import time
 import httpx2
 import pytest
 
-from kedge.conversation import Conversation
-from kedge.planning import get_state
 from kedge.web import runs as deletions
 from kedge.web.service import ConversationService
 from web.conftest import TIMEOUT, PageServer
@@ -14,15 +12,13 @@ from web.conftest import TIMEOUT, PageServer
 
 def create_in_object(page: PageServer) -> tuple[str, str]:
     """Create a conversation in a conversation object; return the ids of both."""
+    name = page.create_conversation("Hello", mode="conversation")
 
-    async def work(service: ConversationService) -> tuple[str, str]:
-        conversation = await Conversation.create(
-            service.models.engine, store=service.store, mode="conversation"
-        )
-        await conversation.send("Hello")
-        return conversation.id, get_state(conversation.turn).conversation_id
+    async def find(service: ConversationService) -> str:
+        row = await service.store.conversation(name)
+        return (await service.store.load(row)).state.conversation_id
 
-    return page.run(work)
+    return name, page.run(find)
 
 
 def has_object(page: PageServer, object_id: str) -> bool:

@@ -8,7 +8,7 @@ from web.conftest import PageServer
 
 
 def test_edit_is_marked_and_compared(open_tab: OpenTab, page: PageServer) -> None:
-    """An edited message shows its previous text, and the comparison highlights the changed words."""
+    """An edited message shows its previous text; the branches beside each other have the changed words highlighted."""
     name = page.create_conversation("Hello", "What is 2+3?", "Thanks")
     tab = open_tab(page, f"/conversations/{name}")
     question = tab.locator(".said.user", has_text="What is 2+3?")
@@ -26,6 +26,13 @@ def test_edit_is_marked_and_compared(open_tab: OpenTab, page: PageServer) -> Non
     expect(tab.get_by_text("2 messages in common", exact=True)).to_be_visible()
     expect(tab.locator("[data-side=left] del").first).to_have_text("20")
     expect(tab.locator("[data-side=right] ins").first).to_have_text("2")
+    left, right = (
+        tab.locator(f"[data-side={side}]").first.bounding_box() for side in ("left", "right")
+    )
+    assert left
+    assert right
+    assert left["x"] + left["width"] <= right["x"]
+    assert left["y"] == right["y"]
 
 
 def test_answer_is_edited_without_sending(open_tab: OpenTab, page: PageServer) -> None:

@@ -70,25 +70,6 @@ def test_forking_creates_a_branch(page: PageServer, open_tab: OpenTab) -> None:
     expect(tab.get_by_label("Your message")).to_have_value("A draft")
 
 
-def test_two_branches_are_compared_side_by_side(page: PageServer, open_tab: OpenTab) -> None:
-    """Two branches chosen from the list of branches are shown side by side."""
-    name = page.create_conversation("Shared", "To the left")
-    nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
-    page.post(f"/api/conversations/{name}/turns", text="To the right", at=nodes[0]["node"])
-    tab = open_tab(page, f"/conversations/{name}")
-    tab.get_by_text("Compare").first.click()
-    tab.get_by_role("button", name="Compare").click()
-    expect(tab.locator("[data-side=left] .said.user .prose")).to_have_text("To the right")
-    expect(tab.locator("[data-side=right] .said.user .prose")).to_have_text("To the left")
-    left, right = (
-        tab.locator(f"[data-side={side}]").first.bounding_box() for side in ("left", "right")
-    )
-    assert left
-    assert right
-    assert left["x"] + left["width"] <= right["x"]
-    assert left["y"] == right["y"]
-
-
 def test_recent_conversations_are_listed(empty_page: PageServer, open_tab: OpenTab) -> None:
     """A conversation lists the recent ones, marks itself, and links to the others."""
     other = empty_page.create_conversation("About lighthouses")

@@ -48,23 +48,19 @@ def test_stopped_answer_is_stored_and_can_be_retried(
     expect(tab.locator(".rows [aria-current]")).to_contain_text("head")
 
 
-def test_answer_continues_anywhere(browser: Browser, gated: PageServer, gate: GatedModel) -> None:
+def test_answer_continues_anywhere(open_tab: OpenTab, gated: PageServer, gate: GatedModel) -> None:
     """After a reload the page attaches to the run again, and a second tab shows it as well."""
-    with open_context(browser) as context:
-        watched_tab = WatchedTab(context, gated.url)
-        tab = watched_tab.open(f"/conversations/{gated.create_conversation()}")
-        start_answer(tab)
-        tab.reload()
-        expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
-        expect(tab.locator(".said.user .prose")).to_have_text("wait for me")
-        other = WatchedTab(context, gated.url)
-        other.open(tab.url.removeprefix(gated.url))
-        expect(other.tab.locator(".said.fresh .prose")).to_contain_text("answer")
-        other.tab.get_by_role("button", name="Stop").click()
-        for each in (tab, other.tab):
-            expect(each.get_by_text("This answer was stopped.")).to_be_visible()
-        assert gate.cancelled == ["wait for me"]
-        assert (watched_tab.problems, other.problems) == ([], [])
+    tab = open_tab(gated, f"/conversations/{gated.create_conversation()}")
+    start_answer(tab)
+    tab.reload()
+    expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+    expect(tab.locator(".said.user .prose")).to_have_text("wait for me")
+    other = open_tab(gated, tab.url.removeprefix(gated.url))
+    expect(other.locator(".said.fresh .prose")).to_contain_text("answer")
+    other.get_by_role("button", name="Stop").click()
+    for each in (tab, other):
+        expect(each.get_by_text("This answer was stopped.")).to_be_visible()
+    assert gate.cancelled == ["wait for me"]
 
 
 def test_question_survives_a_server_restart(
@@ -120,23 +116,20 @@ def test_another_response_is_selected_while_an_answer_is_written(
     expect(composer).to_have_value("a draft")
 
 
-def test_workflow_is_started_and_followed(browser: Browser, tmp_path: Path) -> None:
+def test_workflow_is_started_and_followed(
+    open_tab: OpenTab, gated: PageServer, gate: GatedModel
+) -> None:
     """The page shows each answer when it is stored, without a reload."""
-    gate = GatedModel()
-    with serve_page(tmp_path, model=gate) as page, open_context(browser) as context:
-        watched_tab = WatchedTab(context, page.url)
-        tab = watched_tab.open("/workflows")
-        tab.wait_for_load_state()
-        tab.get_by_text("Start a workflow").click()
-        tab.get_by_label("Kind").select_option("steps")
-        tab.get_by_label("Steps, one in each line").fill("plan: go on\nwrite: wait for {plan}")
-        tab.get_by_role("button", name="Start").click()
-        expect(tab.get_by_text("answer to go on").first).to_be_visible()
-        expect(tab.locator(".page-head .chip.running")).to_be_visible()
-        tab.get_by_text("Prompt").click()
-        expect(tab.get_by_text("go on", exact=True)).to_be_visible()
-        gate.open_gate()
-        expect(tab.locator(".page-head .chip.finished")).to_be_visible()
-        expect(tab.get_by_role("heading", name="Step 2: write")).to_be_visible()
-        expect(tab.get_by_text("go on", exact=True)).to_be_visible()  # still expanded
-        assert watched_tab.problems == []
+    tab = open_tab(gated, "/workflows")
+    tab.get_by_text("Start a workflow").click()
+    tab.get_by_label("Kind").select_option("steps")
+    tab.get_by_label("Steps, one in each line").fill("plan: go on\nwrite: wait for {plan}")
+    tab.get_by_role("button", name="Start").click()
+    expect(tab.get_by_text("answer to go on").first).to_be_visible()
+    expect(tab.locator(".page-head .chip.running")).to_be_visible()
+    tab.get_by_text("Prompt").click()
+    expect(tab.get_by_text("go on", exact=True)).to_be_visible()
+    gate.open_gate()
+    expect(tab.locator(".page-head .chip.finished")).to_be_visible()
+    expect(tab.get_by_role("heading", name="Step 2: write")).to_be_visible()
+    expect(tab.get_by_text("go on", exact=True)).to_be_visible()  # still expanded
