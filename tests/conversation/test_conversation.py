@@ -15,6 +15,7 @@ from starlette.responses import Response
 from conversation.conftest import Connect
 from engines.fake_server import json_response, serve_handler
 from kedge import Conversation, assistant, connect, errors, system, tool_result, user
+from kedge.conversation import lookup
 from kedge.engines import Engine, Events, Request
 from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
@@ -81,7 +82,7 @@ async def test_question_is_stored_before_it_is_sent(
     assert (await store.load(reopened.row, question.id)).blocks == (user("What is 2+3?"),)
     (failed,) = await reopened.responses()
     assert failed.status == "failed"
-    reply = await reopened.resume()
+    reply = await (await reopened.goto(question.id)).resume()
     assert (reply.text, len(reopened.turn)) == ("2+3 = 5.", 2)
     assert await reopened.pending() == []
     with pytest.raises(errors.NotInStore):
@@ -92,6 +93,11 @@ async def test_question_is_stored_before_it_is_sent(
     kedge_server.faults.clear()
     assert (await reopened.send("What is 2+4?", key="k")).text == "2+4 = 6."
     assert await reopened.pending() == []
+    kedge_server.faults.set("status=500", times=2)
+    for text in ("What is 1+1?", "What is 1+2?"):
+        with pytest.raises(errors.KedgeError):
+            await reopened.send(text)
+    assert (await reopened.resume()).text == "1+2 = 3."  # the newest of several
 
 
 async def test_conflicting_answers_are_both_stored(
@@ -248,8 +254,11 @@ async def test_every_method_leads_to_the_stored_conversation(
         assert children == [each for each in tree if each.parent == node.id]
 
 
-async def test_undo_covers_all_steps(store: Store, conversation: Conversation) -> None:
+async def test_undo_covers_all_steps(
+    store: Store, conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Undo removes a question and all its steps, even if the question is far before the head."""
+    monkeypatch.setattr(lookup, "UNDO_STEP", 3)
     await conversation.append("First.")
     before = step = await store.node(conversation.row, conversation.head)
     for number in range(40):
@@ -313,6 +322,14 @@ async def test_redo_reverts_undo(
         await reopened.send("What is 2+3?")
     with pytest.raises(errors.NotInStore, match="nothing to redo"):
         await reopened.redo()
+    await reopened.goto(first)
+    last = await reopened.send("What is 1+1?")
+    await (await reopened.fork()).send("Only in the fork")
+    await reopened.undo()
+    again = await Conversation.open(connected(), store=store, id=conversation.id)
+    assert (await again.redo()).head == last.node
+    with pytest.raises(errors.NotInStore, match="nothing to redo"):
+        await again.redo()
 
 
 async def test_blocks_are_inserted_removed_replaced_and_truncated(
@@ -349,6 +366,9 @@ async def test_goto_moves_head_to_any_position(conversation: Conversation) -> No
     fork = await conversation.fork()
     await fork.edit(fork.turn[0].id, "My name is Bob.")
     assert (await conversation.diff(fork)).added == (fork.turn[0],)
+    edited = fork.turn.blocks
+    await fork.goto(edited[1].id)  # a block that is also on the path without the edit
+    assert fork.turn.blocks == edited
     await conversation.goto(second.node)
     await conversation.goto(conversation.turn[2].id)
     assert conversation.turn.blocks == second.turn.blocks[:3]
@@ -608,21 +628,28 @@ async def test_lost_responses_are_marked_and_resent(
 
 
 async def test_rebuilt_turn_chains_again(store: Store, connected: Connect) -> None:
-    """Plain messages without ids find the stored response of their content, but not with another API key."""
+    """Plain messages without ids find the stored response of their content, unless it expired, or for another key."""
     first = await Conversation.create(connected(api_key="one"), store=store)
     await first.send("My name is Ada.")
     plain = [type(block)(block.parts) for block in first.turn]  # type: ignore[attr-defined,call-arg]
-    for key, response_id in (
-        ("one", (await first.responses())[0].provider_response_id),
-        ("two", ""),
+    (record,) = get_state(first.turn).anchors
+    for key, retention, response_id in (
+        ("one", None, record.response_id),
+        ("one", 0.001, ""),
+        ("two", None, ""),
     ):
-        rebuilt = await Conversation.create(connected(api_key=key), store=store, blocks=plain)
+        engine = connected(api_key=key)
+        rebuilt = await Conversation.create(engine, store=store, blocks=plain, retention=retention)
         assert rebuilt.plan("What is my name?").conditional
         plan = await rebuilt.probe_and_plan("What is my name?")
         reply = await rebuilt.send("What is my name?")
         assert reply.plan
         assert not plan.conditional
         assert plan.previous_response_id == reply.plan.previous_response_id == response_id
+    assert not first.plan("What is my name?").conditional
+    await store.mark_lost(record, "gone")
+    again = await Conversation.open(connected(api_key="one"), store=store, id=first.id)
+    assert again.plan("What is my name?").conditional  # another response may have this content
 
 
 async def test_rejected_request_is_stored(conversation: Conversation) -> None:

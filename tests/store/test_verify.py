@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import AsyncMock
 
 import pytest
 
@@ -118,9 +117,9 @@ async def test_change_of_any_node_column_is_found(store: Store) -> None:
     leaf = await store.append(row, nodes[3], [user("asked")], kind="asked", kept=4)
     empty = await store.append(row, nodes[1], [], kind="failed")
     assert await store.verify() == []
-    for node in (empty, nodes[0]):  # another branch, which has enough blocks
-        moved = f"UPDATE nodes SET branch = {leaf.id} WHERE id = {node.id}"  # noqa: S608
-        assert await verify_change(store, moved) != [], node.kind
+    for node in (empty.id, (await store.create()).head):  # to a branch with enough blocks
+        moved = f"UPDATE nodes SET branch = {leaf.id} WHERE id = {node}"  # noqa: S608
+        assert await verify_change(store, moved) != []
     for change in NODE_CHANGES:
         statement = f"UPDATE nodes SET {change} WHERE id = {leaf.id}"  # noqa: S608
         assert await verify_change(store, statement) != [], change
@@ -197,6 +196,13 @@ async def test_a_store_that_cannot_be_read_is_not_damaged(
     store: Store, monkeypatch: pytest.MonkeyPatch, problem: StoreError
 ) -> None:
     """An error that may be temporary is raised, and not reported as damage."""
-    monkeypatch.setattr(store.database, "read", AsyncMock(side_effect=problem))
+    read, problems = store.database.read, [problem]
+
+    async def fail_once(work: Any) -> Any:
+        if problems:
+            raise problems.pop()
+        return await read(work)
+
+    monkeypatch.setattr(store.database, "read", fail_once)
     with pytest.raises(type(problem)):
         await store.verify()
