@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from conversation.conftest import Connect, add
+from for_each import for_each
 from kedge import Conversation, user
 from kedge.analytics import analyze
 from kedge.compaction import MessageLimitCompactor, ServerCompactor
@@ -14,8 +15,9 @@ from kedge.events.run import FellBack
 from kedge.observe import reset, snapshot
 from kedge.planning import Mode, RequestPlan, get_state
 from kedge.planning.digests import is_compaction
-from kedge.store import Store
+from kedge.store import ConversationRow, RequestRecord, Store
 from kedge.testing import TestServer
+from kedge.turns.frozen_json import FrozenMap
 
 Change = Callable[[Conversation], Awaitable[object]]
 
@@ -135,6 +137,33 @@ async def test_recorded_model_is_found(store: Store, kedge_server: TestServer, m
         await conversation.send("My name is Ada.")
         newest = (await store.responses(conversation.row))[-1]
         assert find_recorded_model(conversation.row, newest) == model
+
+
+@for_each(
+    ("stored", "provider", "scope", "expected"),
+    [
+        ("openai:gpt", "openai", f"openai/api.openai.com/v1/{'0' * 16}", "openai:gpt"),
+        ("openai:gpt", "xai", f"xai/api.x.ai/v1/{'0' * 16}", "xai:gpt-new"),
+        (
+            "xai:x",
+            "responses",
+            f"responses/a.example/v1/{'0' * 16}",
+            "responses:https://a.example/v1#gpt-new",
+        ),
+        ("", "chat", f"chat/localhost:1/v1/{'0' * 16}", "chat:http://localhost:1/v1#gpt-new"),
+        ("xai:x", "practice", "practice", "xai:x"),
+        ("", "practice", "practice", "practice"),
+        ("xai:x", "responses", "kedge/0", "kedge:gpt-new"),
+    ],
+)
+def test_model_of_the_newest_response(
+    stored: str, provider: str, scope: str, expected: str
+) -> None:
+    """The stored model string is used only if its provider answered last; else the response names the model."""
+    row = ConversationRow("c", data=FrozenMap({"model": stored} if stored else {}))
+    response = RequestRecord(provider=provider, scope=scope, model="gpt-new")
+    assert find_recorded_model(row, response) == expected
+    assert find_recorded_model(row, None) == stored
 
 
 @pytest.mark.parametrize("mode", ["stateless", "conversation"])

@@ -68,6 +68,8 @@ async def test_appended_blocks_are_loaded(store: Store) -> None:
     assert [record.response_id for record in loaded.state.anchors] == ["resp_1"]
     assert loaded.state.anchors[0] == make_response(1).record
     assert loaded.turn("t").id == "t"
+    _, root = await store.load_turn(row, node.id, known=loaded.node, turn=loaded.turn())
+    assert get_state(root) == ConversationState()  # of the blocks before the response
     state = ConversationState("conversation", "resp_1", "conv_9")
     later = await store.append(
         row, node, [user("a")], memory=state, data=FrozenMap({"topic": "cats"})
