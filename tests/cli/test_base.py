@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cli.sample_store import run_command
 from kedge.cli import COMMANDS, SYNONYMS, group, load_command
 from kedge.cli.base import (
     find_hint,
@@ -62,15 +63,14 @@ def load_commands() -> list[tuple[str, click.Command]]:
 
 def test_read_only_store_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that only read work, and writing is an error with a hint."""
-    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "kedge.db"))
-    created = CliRunner().invoke(group, ["chat", "-c", "quay"], "My name is Ada.\n")
+    created = run_command("chat", "-c", "quay", stdin="My name is Ada.\n")
     assert created.exit_code == 0, created.output
-    monkeypatch.setenv("KEDGE_STORE", f"sqlite:///{tmp_path}/kedge.db?mode=ro")
+    monkeypatch.setenv("KEDGE_STORE", f"sqlite:///{tmp_path}/kedge/kedge.db?mode=ro")
     for command in (["conversations"], *([name, "quay"] for name in ("show", "tree", "inspect"))):
-        read = CliRunner().invoke(group, command)
+        read = run_command(*command)
         assert read.exit_code == 0, read.output
         assert "quay" in read.stdout or "Ada" in read.stdout
-    failed = CliRunner().invoke(group, ["chat", "-c", "quay"], "Hello\n")
+    failed = run_command("chat", "-c", "quay", stdin="Hello\n")
     assert failed.exit_code == 1
     assert "the database may only be read" in failed.stderr
     assert "Hint: Check the permissions" in failed.stderr
@@ -89,13 +89,11 @@ def test_environment_problems_are_not_internal_errors(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file problem is reported with a message and a hint."""
-    blocked = tmp_path / "file"
-    blocked.touch()
-    monkeypatch.delenv("KEDGE_STORE", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_DATA_HOME", str(blocked if "export" not in arguments else tmp_path))
     if "export" in arguments:
-        CliRunner().invoke(group, ["chat", "-c", "quay"], input="Hello\n")
+        run_command("chat", "-c", "quay", stdin="Hello\n")
+    else:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     result = CliRunner().invoke(group, arguments, input=b"caf\xe9\n")
     assert result.exit_code == 1
     error, hint = result.stderr.splitlines()[-2:]
@@ -105,37 +103,28 @@ def test_environment_problems_are_not_internal_errors(
 
 
 @pytest.mark.parametrize("arguments", [["config"], ["--help"]])
-def test_full_disk_is_reported(tmp_path: Path, arguments: list[str]) -> None:
+def test_full_disk_is_reported(arguments: list[str]) -> None:
     """A full disk behind standard output is reported with a hint."""
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full")
-    environ = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "kedge", *arguments]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environ
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == (
         "Error: No space left on device\nHint: Free some space, or use another disk.\n"
     )
 
 
-def test_command_runs_with_closed_standard_streams(tmp_path: Path) -> None:
+def test_command_runs_with_closed_standard_streams() -> None:
     """A command succeeds if its standard streams are closed, as in some services."""
     command = ["sh", "-c", 'exec "$0" -m kedge config --json <&- >&- 2>&-', sys.executable]
-    environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
-    done = subprocess.run(command, check=False, env=environ)
-    assert done.returncode == 0
+    assert subprocess.run(command, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-def test_output_in_other_encodings_has_replacements(
-    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_in_other_encodings_has_replacements(encoding: str) -> None:
     """Symbols and lines become ASCII, other text a question mark, and JSON is escaped."""
-    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "kedge.db"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     lines = "Grüße von der Küste \u4e16\n/undo\nHello\n".encode()
     assert CliRunner().invoke(group, ["chat", "-c", "quay"], input=lines).exit_code == 0
     runner = CliRunner(charset=encoding)
@@ -244,8 +233,8 @@ def test_unknown_command_has_a_suggestion() -> None:
     assert done.returncode == 2
     assert "there is no command 'confg'; did you mean config?" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "lists the commands" in CliRunner().invoke(group, ["qqqqqq"]).stderr
-    assert "did you mean conversations?" in CliRunner().invoke(group, ["ls"]).stderr
+    assert "lists the commands" in run_command("qqqqqq").stderr
+    assert "did you mean conversations?" in run_command("ls").stderr
     assert set(SYNONYMS.values()) <= set(COMMANDS)
     assert not set(SYNONYMS) & set(COMMANDS)
 
@@ -291,7 +280,7 @@ def test_hint_of_errors_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = CliRunner().invoke(click_command).stderr.splitlines()
     assert failed[0].startswith("Error: KEDGE_LOG_LEVEL must be one of")
     assert failed[1] == "Hint: 'kedge doctor' checks all settings."
-    assert "KEDGE_LOG_LEVEL must be" in CliRunner().invoke(group, ["doctor"]).stdout
+    assert "KEDGE_LOG_LEVEL must be" in run_command("doctor").stdout
 
 
 def test_hint_fits_the_error() -> None:
@@ -341,8 +330,8 @@ def test_unknown_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEDGE_MODLE", "xai:grok-4")
     monkeypatch.setenv("KEDGE_OTHER", "x")
     text = "KEDGE_MODLE is ignored: it is not a setting; did you mean KEDGE_MODEL?"
-    assert CliRunner().invoke(group, ["chat", "Hi"]).stderr == f"Note: {text}\n"
-    assert CliRunner().invoke(group, ["chat", "Hi", "--json"]).stderr == ""
+    assert run_command("chat", "Hi").stderr == f"Note: {text}\n"
+    assert run_command("chat", "Hi", "--json").stderr == ""
     environment = {"KEDGE_LOG_FORMAT": "json"}
     logged = CliRunner().invoke(group, ["-v", "chat", "Hi", "--json"], env=environment)
     (record,) = map(json.loads, logged.stderr.splitlines())

@@ -200,11 +200,7 @@ def test_online_checks_the_configured_server(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_server_database_is_checked(monkeypatch: pytest.MonkeyPatch, postgres_url: str) -> None:
     """The connection to PostgreSQL is checked, and the password is not shown."""
-    monkeypatch.setenv("KEDGE_SERVE_DB", postgres_url)
-    check = run_doctor()[1]["server.db"]
-    assert check["state"] == "ok"
-    assert PASSWORD not in check["found"]
-    monkeypatch.setenv("KEDGE_SERVE_DB", postgres_url.replace(PASSWORD, "letmein"))
-    check = run_doctor()[1]["server.db"]
-    assert check["state"] == "wrong"
-    assert "letmein" not in check["found"]
+    for password, state in ((PASSWORD, "ok"), ("letmein", "wrong")):
+        monkeypatch.setenv("KEDGE_SERVE_DB", postgres_url.replace(PASSWORD, password))
+        check = run_doctor()[1]["server.db"]
+        assert (check["state"], password in check["found"]) == (state, False)

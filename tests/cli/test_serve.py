@@ -152,21 +152,11 @@ def test_page_uses_loopback_url_of_server() -> None:
         assert local_url(listener).startswith("http://127.0.0.1:")
 
 
-@for_each(
-    ("host", "local"),
-    [
-        ("127.0.0.1", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),  # noqa: S104 - nothing is bound
-        ("::", False),
-        ("localhost.example.com", False),
-        ("", False),
-    ],
-)
-def test_only_loopback_is_local(host: str, local: bool) -> None:
+def test_only_loopback_is_local() -> None:
     """An address that other machines might reach is not local and needs a token."""
-    assert is_loopback(host) is local
+    assert all(map(is_loopback, ("127.0.0.1", "::1", "localhost")))
+    others = ("0.0.0.0", "::", "localhost.example.com", "")  # noqa: S104 - nothing is bound
+    assert not any(map(is_loopback, others))
 
 
 @pytest.mark.parametrize(

@@ -5,31 +5,21 @@ from pathlib import Path
 import pytest
 
 from cli.sample_store import run_command, run_json
-from kedge import run_sync
 from kedge.conversation import Conversation
-from kedge.store import open_store
 from kedge.testing import TestServer
 
 MODEL = "practice-with-a-name-that-is-longer-than-a-column-of-a-narrow-table[/1]:x:"
 
 
 @pytest.fixture
-def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> None:
+def filled(folder: Path, kedge_server: TestServer) -> None:
     """Create a store with a conversation whose responses the server once lost."""
-    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
-
-    async def chat() -> None:
-        engine = f"responses:{kedge_server.base_url}#{MODEL}"
-        async with (
-            open_store(f"sqlite:///{tmp_path}/store.db") as store,
-            await Conversation.create(engine, store=store) as conversation,
-        ):
-            for text in ("One", "Two", "Three"):
-                await conversation.send(text)
-            kedge_server.forget()
-            await conversation.send("Four")
-
-    run_sync(chat())
+    engine = f"responses:{kedge_server.base_url}#{MODEL}"
+    with Conversation(engine, store=folder / "store.db").sync as conversation:
+        for text in ("One", "Two", "Three"):
+            conversation.send(text)
+        kedge_server.forget()
+        conversation.send("Four")
 
 
 def test_json_has_all_statistics(filled: None) -> None:

@@ -91,6 +91,8 @@ async def test_question_is_stored_before_it_is_sent(
     with pytest.raises(errors.KedgeError):
         await reopened.send("What is 2+4?", key="k")
     kedge_server.faults.clear()
+    leases = await store.database.read(lambda tx: tx.rows("SELECT lease_until FROM claims"))
+    assert leases == [(0,)]  # another caller need not wait
     assert (await reopened.send("What is 2+4?", key="k")).text == "2+4 = 6."
     assert await reopened.pending() == []
     kedge_server.faults.set("status=500", times=2)
@@ -109,6 +111,7 @@ async def test_conflicting_answers_are_both_stored(
     await conversation.send("What is 1+1?")
     with pytest.raises(errors.HeadConflict) as conflict:
         await other.send("What is 2+2?")
+    assert conflict.value.turn is None  # the answer is stored
     with pytest.raises(errors.HeadConflict, match="not moved to node") as undone:
         await other.undo()
     assert undone.value.head == conversation.head
@@ -552,6 +555,7 @@ async def test_retention_applies_immediately(
     await conversation.send("My name is Ada.")
     reply = await conversation.send("What is my name?")
     assert reply.text == "Your name is Ada."
+    assert get_state(reply.turn) == get_state(conversation.turn)
     reopened = await Conversation.open(connected(), store=store, id=conversation.id)
     await reopened.send("What is my name?")
     assert [row.reason for row in await reopened.responses()] == ["new", "expired", "expired"]

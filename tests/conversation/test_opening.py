@@ -301,19 +301,6 @@ async def test_processes_share_one_new_id(store: Store, store_url: str) -> None:
     assert len(conversation.turn) == 4
 
 
-async def test_queue_is_that_of_the_conversation(store: Store) -> None:
-    """Objects of one conversation wait for each other with ``queue``."""
-    await Conversation.create("practice", store=store, id="a")
-
-    async def send(number: int) -> str:
-        made = Conversation("practice", store=store, id="a", concurrent="queue")
-        return (await made.send(f"What is {number}+1?")).text
-
-    answers = await asyncio.gather(*map(send, range(5)))
-    assert answers == [f"{number}+1 = {number + 1}." for number in range(5)]
-    assert len((await Conversation.open("practice", store=store, id="a")).turn) == 10
-
-
 async def test_mode_and_retention_apply_to_an_existing_conversation(
     store: Store, connected: Connect, kedge_server: TestServer
 ) -> None:

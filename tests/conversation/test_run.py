@@ -132,6 +132,24 @@ async def test_moved_head_is_retried(
     assert (await store.conversation(conversation.id)).head == reply.node
 
 
+async def test_answer_is_stored_if_a_middleware_fails_after_it(
+    store: Store, connected: Connect
+) -> None:
+    """An error that is not one of the engine does not lose an answer that was received."""
+
+    class Fail(BaseMiddleware):
+        async def events(self, turn: Turn, request: Request) -> Events:
+            async for event in self.inner.events(turn, request):
+                yield event
+                if isinstance(event, AnswerFinished):
+                    raise ZeroDivisionError
+
+    conversation = await Conversation.create(connected(), store=store, middleware=[Fail])
+    with pytest.raises(ZeroDivisionError):
+        await conversation.send("What is 2+3?")
+    assert [node.kind for node in await conversation.tree()] == ["root", "asked", "answered"]
+
+
 async def test_failed_request_raises_its_own_error_if_it_cannot_be_stored(
     store: Store,
     conversation: Conversation,

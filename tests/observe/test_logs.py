@@ -64,7 +64,8 @@ def parse_lines(written: io.StringIO) -> list[dict[str, str]]:
 
 
 def test_json_is_one_object_per_line(written: io.StringIO) -> None:
-    """A JSON line has time, level, logger, message, ids, and an exception as one member."""
+    """A JSON line has time, level, logger, message, ids, and an exception; the second call replaces the handler."""
+    log_to_stderr("info", "text", written)
     log_to_stderr("trace", "json", written)
     log = get_logger("kedge.test")
     log.trace("a step of %d", 3, response_id="resp_1")
@@ -83,7 +84,7 @@ def test_json_is_one_object_per_line(written: io.StringIO) -> None:
 
 
 def test_text_is_one_line_with_ids_at_its_end(written: io.StringIO) -> None:
-    """A text line ends with the ids in brackets, quoted; records of SDKs, which may have requests, are not shown."""
+    """A line ends with the ids, quoted; those of a traceback are indented; records of SDKs are not shown."""
     log_to_stderr("info", "text", written)
     get_logger("kedge.test").info("sent", response_id="resp_1")
     get_logger("kedge.test").debug("never")
@@ -93,6 +94,11 @@ def test_text_is_one_line_with_ids_at_its_end(written: io.StringIO) -> None:
     assert written.getvalue().endswith('run [call_id="x] [request_id=\\"req_1"]\n')
     logging.getLogger("openai").error("everything that was said")
     assert "said" not in written.getvalue()
+    error = ValueError(f"bad\n{FORGED}\x1b[2K")
+    get_logger("kedge.test").error("it failed", exc_info=error, call_id="call_1")
+    *_, last, first, second = written.getvalue().splitlines()
+    assert last.endswith("ERROR kedge.test: it failed [call_id=call_1]")
+    assert (first, second) == ("    ValueError: bad", f"    {FORGED}\\x1b[2K")
 
 
 FORGED = "2026-01-31T12:00:00.000Z INFO kedge.access: FAKE"
@@ -120,16 +126,6 @@ def test_no_value_starts_a_line_or_controls_a_terminal(
     assert not any(line.startswith(FORGED) for line in lines)
 
 
-def test_lines_of_a_traceback_are_indented(written: io.StringIO) -> None:
-    """Lines of an exception's message are indented, so that none looks like a log record."""
-    log_to_stderr("info", "text", written)
-    error = ValueError(f"bad\n{FORGED}\x1b[2K")
-    get_logger("kedge.test").error("it failed", exc_info=error, call_id="call_1")
-    first, *rest = written.getvalue().removesuffix("\n").split("\n")
-    assert first.endswith("ERROR kedge.test: it failed [call_id=call_1]")
-    assert rest == ["    ValueError: bad", f"    {FORGED}\\x1b[2K"]
-
-
 def test_path_cannot_forge_a_line_of_the_access_log(written: io.StringIO) -> None:
     """One unauthenticated request is one line of the access log, for any path."""
     log_to_stderr("info", "text", written)
@@ -144,14 +140,6 @@ def test_path_cannot_forge_a_line_of_the_access_log(written: io.StringIO) -> Non
         assert line.count(answer.headers["x-request-id"]) == 1
         assert " INFO kedge.access: GET /v1/" in line
         assert line.isprintable()
-
-
-def test_second_call_replaces_handler(written: io.StringIO) -> None:
-    """A record is written once if `log_to_stderr` is called twice."""
-    log_to_stderr("info", "text", written)
-    log_to_stderr("info", "json", written)
-    get_logger("kedge.test").info("once")
-    assert len(parse_lines(written)) == 1
 
 
 def test_bound_ids_apply_within_their_context(written: io.StringIO) -> None:

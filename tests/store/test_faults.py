@@ -15,7 +15,7 @@ from kedge import user
 from kedge.database.sqlite import SQLiteDatabase
 from kedge.database.transactions import Tx
 from kedge.errors import CannotOpenStore, StoreBusy, StoreError, StoreFull, StoreReadOnly
-from kedge.store import Store, open_store
+from kedge.store import open_store
 from store.crash_writer import check_store
 from store.sample_conversations import count_rows, create_conversation
 
@@ -172,13 +172,6 @@ async def test_long_lock_raises_store_busy(tmp_path: Path) -> None:
         connection.close()
         await patient.create()
         assert len(await store.conversations()) == 2
-
-
-async def test_closed_store_raises(store: Store) -> None:
-    """An operation on a closed store raises `StoreError` instead of blocking."""
-    await store.aclose()
-    with pytest.raises(StoreError, match="closed"):
-        await store.create()
 
 
 async def test_cancelled_write_does_not_start(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from kedge import Conversation, assistant, tool_call, tool_result, user
+from kedge import assistant, tool_call, tool_result, user
 from kedge.errors import InvalidSetting
 from kedge.store import Damage, Store
 from kedge.store.search import insert_texts
@@ -105,17 +105,6 @@ async def test_hits_are_filtered_by_role_tag_and_time(store: Store) -> None:
     (hit,) = await store.search("talk", since=5000.0, until=5001.0)
     assert (hit.block_id, hit.created_at) == ("new", 5000.0)
     assert "new" not in {hit.block_id for hit in await store.search("talk", until=5000.0)}
-
-
-async def test_conversations_are_paginated_and_filtered_by_time(store: Store) -> None:
-    """Conversations are listed in pages, most recently changed first."""
-    for time in range(5):
-        store.clock = lambda time=time: float(time)
-        await store.create(str(time))
-    pages = [await store.conversations(limit=2, offset=offset) for offset in (0, 2, 4)]
-    assert [[row.title for row in page] for page in pages] == [["4", "3"], ["2", "1"], ["0"]]
-    rows = await Conversation.list(store, since=1.0, before=3.0)
-    assert [row.title for row in rows] == ["2", "1"]
 
 
 UNSPACED = [

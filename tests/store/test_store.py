@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from kedge import assistant, user
+from kedge import Conversation, assistant, user
 from kedge.database.transactions import Tx
 from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore
 from kedge.planning import ConversationState, TokenCounts, get_state
@@ -217,7 +217,7 @@ async def test_invalid_settings_are_rejected(store: Store) -> None:
 
 
 async def test_conversations_are_listed_by_change(store: Store) -> None:
-    """Conversations are listed by last change, of the store's clock, and filtered by tag; archived ones on request."""
+    """Conversations are listed in pages by last change, filtered by time and tag; archived ones on request."""
     one = await store.create("One", tags=["work", "work", "home"])
     two = await store.create("Two", data={"a": [1]})
     assert (one.tags, two.data) == (("home", "work"), FrozenMap({"a": [1]}))
@@ -233,10 +233,12 @@ async def test_conversations_are_listed_by_change(store: Store) -> None:
     assert (await store.update(one, title="after")).updated_at == 123.0
     fork = await store.fork(one, one.head)
     assert (fork.created_at, fork.tags) == (123.0, one.tags)
-    assert [row.id for row in await store.conversations()] == [
-        fork.id,
-        one.id,
-    ]  # the newest of equals
+    store.clock = lambda: 124.0
+    three = await store.create("Three")
+    pages = [await store.conversations(limit=2, offset=offset) for offset in (0, 2, 4)]
+    assert [[row.id for row in page] for page in pages] == [[three.id, fork.id], [one.id], []]
+    rows = await Conversation.list(store, since=123.0, before=124.0)
+    assert [row.id for row in rows] == [fork.id, one.id]
 
 
 async def test_tags_of_an_iterator_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

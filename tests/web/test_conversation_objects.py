@@ -1,13 +1,12 @@
 """Tests that the page names the conversation object of a conversation, and deletes it with the conversation."""
 
-import time
-
 import httpx2
 import pytest
 
 from kedge.web import runs as deletions
 from kedge.web.service import ConversationService
-from web.conftest import TIMEOUT, PageServer
+from server.waiting import wait_until
+from web.conftest import PageServer
 
 
 def create_in_object(page: PageServer) -> tuple[str, str]:
@@ -35,23 +34,19 @@ def test_the_page_names_the_object(page: PageServer) -> None:
     assert "conversation object" not in page.client.get(f"/conversations/{other}").text
 
 
-def test_a_deletion_includes_the_object(page: PageServer) -> None:
-    """The object of a deleted conversation is deleted; that of another one is not."""
+@pytest.mark.parametrize("undo", [None, 1])
+def test_a_deletion_includes_the_object(
+    page: PageServer, monkeypatch: pytest.MonkeyPatch, undo: int | None
+) -> None:
+    """The object is deleted at once, or when the time for undo is over; that of another one is not."""
+    monkeypatch.setattr(deletions, "POLL_SECONDS", 0.01)
     conversation, object_id = create_in_object(page)
     _, other = create_in_object(page)
     assert has_object(page, object_id)
     path = f"/api/conversations/{conversation}"
-    assert [page.client.delete(path).status_code for _ in range(2)] == [204, 404]
+    assert page.client.delete(path, params={"undo": undo} if undo else {}).status_code == 204
+    if undo:
+        wait_until(lambda: not has_object(page, object_id))
     assert not has_object(page, object_id)
+    assert page.client.delete(path).status_code == 404
     assert has_object(page, other)
-
-
-def test_a_later_deletion_has_the_object(page: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The object is deleted when the time for undo is over."""
-    monkeypatch.setattr(deletions, "POLL_SECONDS", 0.01)
-    conversation, object_id = create_in_object(page)
-    path = f"/api/conversations/{conversation}"
-    assert page.client.delete(path, params={"undo": 1}).status_code == 204
-    limit = time.monotonic() + TIMEOUT
-    while has_object(page, object_id):
-        assert time.monotonic() < limit

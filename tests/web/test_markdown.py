@@ -76,23 +76,12 @@ def test_output_has_only_allowed_tags_and_attributes(text: str) -> None:
     assert all(re.match(r"(https?://|mailto:)", link) for link in links)
 
 
-@for_each(
-    ("url", "safe"),
-    [
-        ("https://example.com/a?b#c", True),
-        ("mailto:ada@example.com", True),
-        ("javascript:alert(1)", False),
-        ("JaVaScRiPt:alert(1)", False),
-        ("data:text/html,x", False),
-        ("//evil.example", False),
-        ("/dashboard", False),
-        ("http://[bad", False),
-        ("https:", False),
-    ],
-)
-def test_only_web_and_mail_links_are_safe(url: str, safe: bool) -> None:
+def test_only_web_and_mail_links_are_safe() -> None:
     """Other schemes and links to the page's own paths are unsafe, because a click might change data."""
-    assert is_safe_link(url) is safe
+    assert all(map(is_safe_link, ("https://example.com/a?b#c", "mailto:ada@example.com")))
+    scripts = ("javascript:alert(1)", "JaVaScRiPt:alert(1)", "data:text/html,x")
+    others = ("//evil.example", "/dashboard", "http://[bad", "https:")
+    assert not any(map(is_safe_link, (*scripts, *others)))
 
 
 def test_common_markdown_is_rendered() -> None:

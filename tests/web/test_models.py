@@ -7,6 +7,8 @@ from kedge.testing import TestServer
 from kedge.web.service import ConversationService
 from web.conftest import PageServer
 
+LOCAL = ("127.0.0.1", "localhost")
+
 
 @pytest.fixture
 def openai(monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> TestServer:
@@ -107,27 +109,26 @@ def test_unknown_model_is_rejected(empty_page: PageServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["responses:{}/v1#practice", "chat:{}/v1#practice", "openai:practice"]
+    "model",
+    [
+        *(
+            f"{api}:http://{host}:{{0}}/v1#practice"
+            for api in ("responses", "chat")
+            for host in LOCAL
+        ),
+        "openai:practice",
+        "chat:{1}#practice",
+    ],
 )
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_conversation_of_this_server_continues_on_it(
-    page: PageServer, monkeypatch: pytest.MonkeyPatch, model: str, host: str
+    page: PageServer, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer, model: str
 ) -> None:
-    """A conversation made through ``/v1`` of this server opens without a warning and continues here."""
+    """What was made through ``/v1`` of this server, or by a practice model without memory, continues here."""
     monkeypatch.setenv("OPENAI_BASE_URL", f"{page.url}/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "test")
-    name = create_elsewhere(page, model.format(page.url.replace("127.0.0.1", host)))
+    port = page.url.rpartition(":")[2]
+    name = create_elsewhere(page, model.format(port, kedge_server.base_url))
     monkeypatch.delenv("OPENAI_API_KEY")
-    assert "data-model-problem" not in page.client.get(f"/conversations/{name}").text
-    turn = page.post(f"/api/conversations/{name}/turns", text="What is my name?")
-    assert turn["text"] == "Your name is Ada."
-
-
-def test_practice_model_of_another_server_continues_here(
-    page: PageServer, kedge_server: TestServer
-) -> None:
-    """A conversation with a practice model over the Chat Completions API continues with that of the page."""
-    name = create_elsewhere(page, f"chat:{kedge_server.base_url}#practice")
     sent = len(kedge_server.requests)
     assert "data-model-problem" not in page.client.get(f"/conversations/{name}").text
     turn = page.post(f"/api/conversations/{name}/turns", text="What is my name?")
