@@ -487,31 +487,6 @@ def test_verify_checks_the_store_and_the_server(store_path: Path) -> None:
     assert json.loads(run_command("verify", "--json").stdout)["ok"] is False
 
 
-def test_doctor_checks_the_store(
-    server: TestServer, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The schema, or why the store cannot be opened, is reported without a password."""
-    checks = {check["name"]: check for check in run_json("doctor")["checks"]}
-    assert "schema" in checks["store"]["found"]
-    execute(store_path, "UPDATE kedge_schema SET version = 9999")
-    report = json.loads(run_command("doctor", "--json").stdout)["checks"]
-    store = next(check for check in report if check["name"] == "store")
-    assert f"{store_path} was written by a newer version of Kedge" in store["found"]
-    assert "Upgrade Kedge" in store["advice"]
-    store_path.write_bytes(b"no database at all, but some bytes of something else" * 40)
-    result = run_command("doctor", "--json")
-    assert result.exit_code == 1
-    address = "postgresql://ada:planted@127.0.0.1:9/kedge?connect_timeout=2"
-    monkeypatch.setenv("KEDGE_STORE", address)
-    result = run_command("doctor", "--json")
-    assert "cannot be opened" in result.stdout
-    assert "planted" not in result.stdout
-    monkeypatch.setenv("KEDGE_SERVE_DB", "mysql://ada:planted@host/x")
-    result = run_command("doctor", "--json")
-    assert "unknown database address" in result.stdout
-    assert "planted" not in result.stdout
-
-
 def test_names_are_completed(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Titles and ids are completed, and a missing store has no completions."""
     context = click.Context(group)

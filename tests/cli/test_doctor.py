@@ -59,6 +59,29 @@ def test_problems_of_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert "server" not in checks
 
 
+def test_store_is_checked(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schema, or why the store cannot be opened, is reported without a password."""
+    run_with_store(lambda store: store.create(), store_url(str(store_path)), make=True)
+    assert "schema" in run_doctor()[1]["store"]["found"]
+    execute(store_path, "UPDATE kedge_schema SET version = 9999")
+    check = run_doctor()[1]["store"]
+    assert f"{store_path} was written by a newer version of Kedge" in check["found"]
+    assert "Upgrade Kedge" in check["advice"]
+    store_path.write_bytes(b"no database at all, but some bytes of something else" * 40)
+    assert run_doctor()[0].exit_code == 1
+    for variable, address, problem in (
+        (
+            "STORE",
+            "postgresql://ada:planted@127.0.0.1:9/kedge?connect_timeout=2",
+            "cannot be opened",
+        ),
+        ("SERVE_DB", "mysql://ada:planted@host/x", "unknown database address"),
+    ):
+        monkeypatch.setenv(f"KEDGE_{variable}", address)
+        output = run_doctor()[0].stdout
+        assert (problem in output, "planted" in output) == (True, False)
+
+
 def test_evidence_about_servers_is_shown(tmp_path: Path) -> None:
     """Each server has one line; streaming and other requests are combined if their evidence is equal."""
     evidence = {

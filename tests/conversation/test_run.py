@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -130,6 +131,19 @@ async def test_moved_head_is_retried(
     reply = await conversation.send("What is 2+3?")
     assert not failures
     assert (await store.conversation(conversation.id)).head == reply.node
+
+
+async def test_key_of_a_stored_answer_gets_it_later(
+    store: Store, conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a process ends between storing an answer and recording it for its key, the next one records it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "settle", AsyncMock(side_effect=StoreError("killed")))
+        with pytest.raises(StoreError, match="killed"):
+            await conversation.send("What is 2+3?", key="k")
+    reply = await conversation.send("What is 2+3?", key="k")
+    answers = await store.database.read(lambda tx: tx.rows("SELECT answer FROM claims"))
+    assert (reply.stored, answers) == (True, [(reply.node,)])
 
 
 async def test_answer_is_stored_if_a_middleware_fails_after_it(

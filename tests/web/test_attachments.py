@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kedge.turns import image, user
+from kedge.turns import file, image, user
 from web.conftest import PageServer
 
 PNG = base64.b64decode(
@@ -50,11 +50,13 @@ def test_attachments_are_stored_and_served(empty_page: PageServer) -> None:
     assert empty_page.client.get(f"/conversations/{name}/attachments/none%25/1").status_code == 404
     empty_page.client.delete(f"/api/conversations/{name}")
     assert empty_page.client.get(f"{path}/1").status_code == 404
-    block = user(["What is this?", image(PNG)], id="a/b?c#d")
-    name = empty_page.create_conversation(blocks=[block])
+    page = file(b"<script>", filename="page.html", media_type="text/html")
+    name = empty_page.create_conversation(blocks=[user([image(PNG), page], id="a/b?c#d")])
     html = empty_page.client.get(f"/conversations/{name}").text
     (path,) = re.findall(r'<img class="shown" src="([^"]+)"', html)
     assert empty_page.client.get(path).content == PNG
+    served = empty_page.client.get(f"{path.removesuffix('0')}1")  # not as a page of this server
+    assert served.headers["content-type"] == "application/octet-stream"
     name = empty_page.create_conversation()
     large = {"data": data_url(PNG + bytes(20_000))}
     send(empty_page, name, text='What "is" this?\n\tA \u2028 dot', attachments=[large])

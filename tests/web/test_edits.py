@@ -48,6 +48,21 @@ def test_assistant_and_system_messages_can_be_edited(page: PageServer) -> None:
         assert answer.status_code == status
 
 
+def test_other_blocks_of_an_edited_question_are_sent_again(page: PageServer) -> None:
+    """The edited block replaces one of the blocks that were sent together."""
+    name = page.create_conversation()
+
+    async def ask(service: ConversationService) -> None:
+        engine, store = service.models.engine, service.store
+        await (await Conversation.open(engine, store=store, id=name)).send("One", "Two", "Three")
+
+    page.run(ask)
+    path = f"/api/conversations/{name}/turns"
+    page.post(path, text="2", edit=page.get(path)["blocks"][1]["id"])
+    texts = [block["parts"][0]["text"] for block in page.get(path)["blocks"]]
+    assert texts[:3] == ["One", "2", "Three"]
+
+
 def test_stale_head_is_a_conflict(page: PageServer) -> None:
     """A request with a stale head fails with 409 and writes nothing; with the current head it succeeds."""
     name = page.create_conversation("Hello")
