@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+from datetime import date
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -53,7 +54,7 @@ async def test_real_conversations_are_counted(store: Store, kedge_server: TestSe
     requests = analytics.requests  # one was rejected, because the server had lost its context
     assert (requests.total, requests.conversations, requests.chained, requests.full) == (6, 2, 4, 2)
     assert (requests.fallbacks, requests.healed) == ((Count("lost", 1),), (Count("gone", 1),))
-    assert (requests.rejections, requests.without_id) == (1, 0)
+    assert (requests.rejections, requests.without_id, requests.forgotten) == (1, 0, 0)
     assert {each.name for each in requests.statuses} == {"completed", "lost", "refused"}
     assert requests.success_rate == pytest.approx(5 / 6)
     assert analytics.chains.lengths == ((1, 1), (3, 2))
@@ -342,8 +343,8 @@ async def test_read_only_store_is_analyzed(tmp_path: Path) -> None:
         assert [model.model for model in analytics.models] == ["gpt-5.1"]
 
 
-async def test_tiered_prices_are_computed_for_each_response(store: Store) -> None:
-    """A price that depends on the size of a request is not applied to a sum of requests."""
+async def test_prices_are_those_of_each_response(store: Store) -> None:
+    """A price depends on the size of a request, not on the sum of requests, and on its day."""
     writer = await create_writer(store)
     for tokens in (150_000, 150_000, 300_000):
         await writer.add_response(model="m", input_tokens=tokens, output_tokens=0)
@@ -351,6 +352,9 @@ async def test_tiered_prices_are_computed_for_each_response(store: Store) -> Non
     prices = Prices(((base, dataclasses.replace(base, above=200_000, input=10.0)),))
     assert (await analyze(store, prices=prices)).cost == Cost(3.3, 3)
     assert (await analyze(store, prices=Prices(((base,),)))).cost == Cost(0.6, 3)
+    later = dataclasses.replace(base, since=date(1970, 2, 1), input=10.0)
+    await writer.add_response(model="m", input_tokens=100_000, created_at=40 * 86_400.0)
+    assert (await analyze(store, prices=Prices(((later, base),)))).cost == Cost(1.6, 4)
 
 
 @pytest.mark.parametrize("named", [500, 0])

@@ -68,6 +68,7 @@ def test_configured_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (f"model = {'[' * 20_000}", "is not valid TOML"),
         ("mode = 'chain'", "line 1: mode must be one of chained, stateless, conversation"),
         ("# hm\nmodell = 'x'", "line 2: unknown setting 'modell'; did you mean model?"),
+        ("modle = 'x'", "unknown setting 'modle'; did you mean model?"),  # not mode
         ("port = 1", "line 1: unknown setting 'port'; did you mean port under [serve]?"),
         ("[server]\nmodel = 'x'", "'server.model'; did you mean model under [serve]?"),
         ("[serve]\nstore = 'x'", "'serve.store'; did you mean store, before the first section?"),

@@ -37,11 +37,12 @@ def test_names_variables_and_defaults_are_valid() -> None:
 
 
 def test_store_is_a_file_or_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The default store is a file in the data folder, which is created."""
+    """The default store is a file in the data folder, which is created unless the store is only read."""
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert store_url() == f"sqlite:///{tmp_path}/kedge/kedge.db"
-    assert (tmp_path / "kedge").is_dir()
+    for create in (False, True):
+        assert store_url(create=create) == f"sqlite:///{tmp_path}/kedge/kedge.db"
+        assert (tmp_path / "kedge").is_dir() is create
     assert store_url("talks.db") == "sqlite:///talks.db"
     assert store_url("postgresql://ada@db/kedge") == "postgresql://ada@db/kedge"
     assert store_url(":memory:") == "sqlite://:memory:"

@@ -86,7 +86,7 @@ def test_json_is_one_object_per_line(written: io.StringIO) -> None:
 def test_text_is_one_line_with_ids_at_its_end(written: io.StringIO) -> None:
     """A line ends with the ids, quoted; those of a traceback are indented; records of SDKs are not shown."""
     log_to_stderr("info", "text", written)
-    get_logger("kedge.test").info("sent", response_id="resp_1")
+    get_logger("kedge.test").info("sent", response_id="resp_1", call_id="", turn_id=None)
     get_logger("kedge.test").debug("never")
     (line,) = written.getvalue().splitlines()
     assert line.endswith("INFO kedge.test: sent [response_id=resp_1]")

@@ -80,15 +80,6 @@ async def test_fork_is_exported_with_shared_history(store: Store) -> None:
         assert copy.forked_from == row.id
 
 
-async def test_several_conversations_in_one_export(store: Store) -> None:
-    """Exports can be concatenated."""
-    one, _ = await create_conversation(store, 1, title="one")
-    two, _ = await create_conversation(store, 2, title="two")
-    lines = await store.export(one) + "\n" + await store.export(two)
-    async with open_store("sqlite://:memory:") as other:
-        assert [row.title for row in await other.import_(lines)] == ["one", "two"]
-
-
 INVALID_EXPORTS = [
     "no json",
     "[]",

@@ -29,6 +29,9 @@ def test_message_can_be_edited_after_an_earlier_edit(page: PageServer) -> None:
         assert answer.status_code == status
     html = page.client.get(f"/conversations/{name}").text
     assert '<p class="words" dir="auto">What is 2+3?</p>' in html
+    again = page.post(f"{path}/turns", text="What is 30+3?", edit=blocks[2]["id"])
+    blocks = page.get(f"{path}/turns")["blocks"]
+    assert (again["text"], len(blocks)) == ("30+3 = 33.", 4)
 
 
 def test_assistant_and_system_messages_can_be_edited(page: PageServer) -> None:

@@ -36,6 +36,7 @@ def test_turn_continues_without_its_client(gated: PageServer, gate: GatedModel) 
     runs = gated.get(f"/api/conversations/{name}/runs")
     found = [(each["id"], each["status"], each["text"]) for each in runs["data"]]
     assert found == [(run, "running", "wait for me")]
+    assert 'data-do="resume"' not in gated.client.get(f"/conversations/{name}").text
     for path in (f"/api/conversations/{name}/runs/{run}", "/dashboard/live"):
         head = gated.client.head(path)  # ends at once, so that its connection can be used again
         assert head.status_code == 200
@@ -73,18 +74,23 @@ def test_stopped_turn_stores_partial_answer(gated: PageServer, gate: GatedModel)
     resumed = gated.post(f"/api/conversations/{name}/resume", node=question)
     assert resumed["text"] == "answer to wait for me"
     assert resumed["plan"]["sent_blocks"] == 1
+    path = f"/api/conversations/{name}/resume"
+    nodes = [gated.post(path, node=question, restart=each)["node"] for each in (False, True)]
+    assert nodes[0] == resumed["node"] != nodes[1]
     assert "This answer was stopped." not in gated.client.get(f"/conversations/{name}").text
 
 
 def test_deleted_conversation_stops_its_run(gated: PageServer, gate: GatedModel) -> None:
-    """Deleting a conversation cancels the model call, and nothing is written afterwards."""
-    name = gated.create_conversation()
+    """Deleting a conversation cancels its model call, not that of another one; nothing is written afterwards."""
+    name, other = gated.create_conversation(), gated.create_conversation()
     run = start_turn(gated, name, "wait for me")
+    start_turn(gated, other, "wait for me as well")
     assert gated.client.delete(f"/api/conversations/{name}").status_code == 204
     events = parse_events(gated.client.get(f"/api/conversations/{name}/runs/{run}").text)
     assert events[-1]["type"] == "cancelled"
     assert gate.cancelled == ["wait for me"]
-    assert gated.get("/api/conversations", show="all")["total"] == 0
+    assert [each["id"] for each in gated.get("/api/conversations", show="all")["data"]] == [other]
+    gate.open_gate()
 
 
 @for_each(("is_stopped", "status"), [(False, "pending"), (True, "cancelled")])
