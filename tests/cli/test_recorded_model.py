@@ -1,5 +1,6 @@
 """Commands continue a conversation with the model that answered in it, or name that model and send nothing."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from cli.sample_store import run_command, run_json
-from kedge.cli.store_options import model_references, remember
+from kedge.cli.store_options import model_references, parse_time, remember, run_with_store
 from kedge.config import store_url
 from kedge.conversation import Conversation
 from kedge.event_loops import run_sync
@@ -81,3 +82,35 @@ def test_a_conditional_plan_is_shown_as_such(server: TestServer, store_path: Pat
     plan = run_json("inspect", *options)["plan"]
     assert (plan["conditional"], plan["reason"]) == (True, "untrusted")
     assert len(server.requests) == sent
+
+
+def test_model_of_an_earlier_node(server: TestServer, store_path: Path) -> None:
+    """A conversation that another model has continued is continued from before with the model of that time."""
+    model = f"responses:{server.base_url}#practice"
+    create_in_python(store_path, model)
+    remember(model_references(model))
+    node = str(run_json("show", "plan")["node"])
+    assert run_command(*ASK, "--model", "practice").exit_code == 0
+    assert run_json("inspect", "plan")["model"] == "practice"
+    assert run_json("inspect", "plan", "--at", node)["model"] == model
+
+
+def test_password_of_a_stored_address_is_not_shown(store_path: Path) -> None:
+    """An imported conversation may name an address with a password, which is masked in the error."""
+    data = {"model": "responses:http://ada:planted@host.example/v1#m"}
+    url = store_url(str(store_path))
+    run_with_store(lambda store: store.create("plan", data=data), url, make=True)
+    done = run_command(*ASK)
+    assert (done.exit_code, "planted" in done.output) == (1, False)
+    assert "ada:…@host.example" in done.stderr
+
+
+def test_times_without_a_zone_are_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A date means the same on every machine; a time may have another zone."""
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", "Asia/Tokyo")
+            time.tzset()
+            assert parse_time("2026-11-15") == parse_time("2026-11-15T01:00+01:00") == 1794700800.0
+    finally:
+        time.tzset()

@@ -72,10 +72,9 @@ async def test_question_is_stored_before_it_is_sent(
     store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
     """After a failed request the question is stored without an answer, and can be resumed, or sent with its key."""
-    kedge_server.faults.set("status=500")
+    kedge_server.faults.set("status=500", times=1)
     with pytest.raises(errors.KedgeError):
         await conversation.send("What is 2+3?")
-    kedge_server.faults.clear()
     reopened = await Conversation.open(connected(), store=store, id=conversation.id)
     assert len(reopened.turn) == 0
     (question,) = await reopened.pending()
@@ -87,10 +86,9 @@ async def test_question_is_stored_before_it_is_sent(
     assert await reopened.pending() == []
     with pytest.raises(errors.NotInStore):
         await reopened.resume()
-    kedge_server.faults.set("status=500")
+    kedge_server.faults.set("status=500", times=1)
     with pytest.raises(errors.KedgeError):
         await reopened.send("What is 2+4?", key="k")
-    kedge_server.faults.clear()
     leases = await store.database.read(lambda tx: tx.rows("SELECT lease_until FROM claims"))
     assert leases == [(0,)]  # another caller need not wait
     assert (await reopened.send("What is 2+4?", key="k")).text == "2+4 = 6."

@@ -108,6 +108,9 @@ async def test_other_servers_do_not_shorten_the_time_for_undo(stores: Sequence[S
     first, second = DeletionQueue(), DeletionQueue()
     row = await stores[0].create("Private")
     await first.schedule(stores[0], row, 3600)
+    scheduled = await stores[0].conversation(row)
+    await first.schedule(stores[0], scheduled, 7200)  # it is deleted at the earlier time
+    assert (await stores[0].conversation(row)).delete_at == scheduled.delete_at
     ahead = Store(stores[1].database, clock=lambda: time.time() + 7200)
     due = await stores[0].create("Due")
     await stores[0].schedule_delete(due, 1.0)

@@ -103,8 +103,9 @@ def test_text_that_no_database_stores_is_escaped(empty_page: PageServer) -> None
 
 
 def test_buffered_requests_are_written_at_shutdown(tmp_path: Path) -> None:
-    """Requests are written in batches, and the last batch when the server stops."""
+    """The last batch is written when the server stops, also requests that claim to be those of the page."""
     with serve_page(tmp_path) as page:
+        page.client.headers["x-kedge-page"] = "a guess"
         ask(page, input="Hello")
     with serve_page(tmp_path) as page:
         assert page.get("/api/requests")["requests"] == 1

@@ -43,7 +43,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
         turn = page.post(f"{path}/turns", text="Other", at=chain["nodes"][0]["node"])
         page.faults.set("status=400", times=1)
         page.client.post(f"{path}/turns", json={"text": "This fails"})
-        page.faults.clear()
         code = page.create_conversation(blocks=[assistant(f"```python\n{CODE}```")])
         steps = [{"name": "sum", "prompt": "What is 1+1?"}]
         workflow = page.post("/api/workflows", kind="steps", steps=steps)["id"]
