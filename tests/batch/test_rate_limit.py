@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from for_each import for_each
 from kedge import Turn, connect, user, with_middleware
 from kedge.batch import BatchJob, BatchLine, RateLimiter
 from kedge.batch.run import BatchContext, run_conversation
-from kedge.errors import InvalidSetting
-from kedge.middleware import retry
+from kedge.errors import InvalidSetting, RateLimited
 from kedge.store import open_store
 from kedge.testing import TestServer
 
@@ -73,6 +73,13 @@ async def test_tokens_per_minute_are_limited() -> None:
         await send_requests(pace, clock, [1])
         assert clock.now - before >= 60
     clock = FakeClock()
+    pace = RateLimiter(tokens=1100, clock=clock, sleep=clock.sleep)
+    await send_requests(pace, clock, [400])
+    async with pace.request():
+        pass  # it fails, so it has no tokens
+    times = await send_requests(pace, clock, [400, 400])
+    assert [time - 1000 for time in times] == pytest.approx([0, 60])
+    clock = FakeClock()
     pace = RateLimiter(tokens=10, clock=clock, sleep=clock.sleep)
     times = await send_requests(pace, clock, [500, 500])
     assert [time - 1000 for time in times] == pytest.approx([0, 60])
@@ -83,8 +90,10 @@ async def test_retry_after_delays_all_requests(kedge_server: TestServer) -> None
     clock = FakeClock()
     pace = RateLimiter(requests=2, clock=clock, sleep=clock.sleep)
     engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
-    paced_engine = with_middleware(engine, retry(3, sleep=clock.sleep), pace)
+    paced_engine = with_middleware(engine, pace)
     kedge_server.faults.set("status=429,retry_after=7", times=1)
+    with pytest.raises(RateLimited):
+        await paced_engine.run(Turn([user("Hello")]))
     await paced_engine.run(Turn([user("Hello")]))
     assert clock.now >= 1007
     before = clock.now
@@ -94,7 +103,7 @@ async def test_retry_after_delays_all_requests(kedge_server: TestServer) -> None
 
 
 async def test_every_request_of_a_line_counts(kedge_server: TestServer) -> None:
-    """The request after a tool call waits for a permit of its own."""
+    """The request after a failed one, and that after a tool call, wait for permits of their own."""
 
     def look_up() -> str:
         return "found"
@@ -104,17 +113,30 @@ async def test_every_request_of_a_line_counts(kedge_server: TestServer) -> None:
     job = BatchJob("b", "sqlite://:memory:", f"responses:{kedge_server.base_url}#practice")
     context = BatchContext(job, await open_store(job.store_url), pace)
     context.tools = [look_up]
+    kedge_server.faults.set(
+        "status=429,retry_after=0", times=3
+    )  # the engine itself sends three times
     result = await run_conversation(context, BatchLine("a", ("Call look_up with {}",)))
     await context.aclose()
-    assert (result.status, len(kedge_server.requests)) == ("completed", 2)
-    assert clock.now >= 1060
+    assert (result.status, len(kedge_server.requests)) == ("completed", 5)
+    assert clock.now >= 1120
+
+
+@for_each(("limit", "share"), [(0, 0), (2, 1), (9, 3)])
+async def test_processes_share_the_limits(limit: int, share: int) -> None:
+    """Each of three processes has a third of a limit, or at least one request, because 0 is no limit."""
+    job = BatchJob("b", "sqlite://:memory:", "practice", requests_per_minute=limit)
+    context = await BatchContext.open(job, share=3)
+    assert context.rate_limiter.requests == share
+    await context.aclose()
 
 
 async def test_pause_delays_all_requests() -> None:
-    """No request is sent until a pause is over; without limits none waits, and a negative limit is rejected."""
+    """No request is sent until all pauses are over; without limits none waits, and a negative limit is rejected."""
     clock = FakeClock()
     pace = RateLimiter(clock=clock, sleep=clock.sleep)
     pace.pause(30)
+    pace.pause(1)
     assert await send_requests(pace, clock, [1]) == [pytest.approx(1030)]
     clock = FakeClock()
     pace = RateLimiter(clock=clock, sleep=clock.sleep)

@@ -74,6 +74,8 @@ async def test_every_line_is_a_conversation(
     results = read_results(batch)
     assert results["one"]["answers"] == ["2 + 3 = 5."]
     assert results["two"]["answers"][1] == "Your ship is the Argo."
+    (last,) = [each for each in server.requests if "What is my ship?" in str(each.body)]
+    assert results["two"]["provider_response_id"] == last.response_id
     assert results["3"]["answers"] == ['My instructions are: "Be kind."']
     assert results["two"]["input_tokens"] > 0
     assert summary.output_tokens == sum(each["output_tokens"] for each in results.values())
@@ -105,12 +107,20 @@ def test_a_line_without_an_answer_has_no_price_to_miss() -> None:
 async def test_a_line_in_the_background_is_waited_for(
     batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
-    """The result of a line is its answer, also if the server generates it in the background."""
-    lines = {"id": "a", "prompts": ["Say: One.", "Say: Two."], "params": {"background": True}}
-    await run_batch(write_prompts(tmp_path, lines), **batch)
-    assert read_results(batch)["a"]["answers"] == ["One.", "Two."]
+    """The result of a line is its answer, also if the server generates it in the background and after a call."""
+
+    def look_up() -> str:
+        return "found"
+
+    prompts = ["Say: One.", "Say: Two.", "Call look_up with {}"]
+    lines = {"id": "a", "prompts": prompts, "params": {"background": True}}
+    runner = AsyncioRunner(tools=[look_up])
+    await run_batch(write_prompts(tmp_path, lines), **batch, runner=runner)
+    *said, last = read_results(batch)["a"]["answers"]
+    assert said == ["One.", "Two."]
+    assert "found" in last
     posted = [each for each in server.requests if each.method == "POST"]
-    assert len(posted) == 2
+    assert len(posted) == 4
 
 
 async def test_lost_results_are_read_from_the_store(
@@ -156,6 +166,15 @@ async def test_result_is_for_one_request(batch: dict[str, Any], server: TestServ
         assert len(server.requests) == 1
     repeated = await run_batch([line], **batch)
     assert (repeated.completed, len(server.requests)) == (1, 1)
+
+
+async def test_a_failed_line_runs_again(batch: dict[str, Any], server: TestServer) -> None:
+    """A later run sends a line whose result is an error, and the later result counts."""
+    server.faults.set("status=400", times=1)
+    for failed in (1, 0):
+        summary = await run_batch([BatchLine("a", ("What is 2 + 3?",))], **batch)
+        assert (summary.failed, summary.completed, summary.skipped) == (failed, 1 - failed, 0)
+    assert read_results(batch)["a"]["answers"] == ["2 + 3 = 5."]
 
 
 async def test_failure_after_a_tool_is_retried(batch: dict[str, Any], server: TestServer) -> None:
@@ -286,8 +305,10 @@ def test_partial_last_line_is_removed(tmp_path: Path) -> None:
         assert list(results.load()) == ["a", "b"]
 
 
-async def test_exception_of_any_kind_ends_the_batch(batch: dict[str, Any]) -> None:
-    """An exception of a tool that is not an ``Exception`` is raised, and the batch does not wait for the line."""
+async def test_exception_of_any_kind_ends_the_batch(
+    batch: dict[str, Any], server: TestServer
+) -> None:
+    """An exception of a tool that is not an ``Exception`` is raised, and the batch does not run the other lines."""
 
     class Stop(BaseException):
         pass
@@ -295,9 +316,11 @@ async def test_exception_of_any_kind_ends_the_batch(batch: dict[str, Any]) -> No
     def stop() -> str:
         raise Stop
 
-    lines = [BatchLine(name, ("Call stop with {}",)) for name in ("a", "b")]
+    prompts = ["Call stop with {}", *["Hello"] * 30]
+    lines = [BatchLine(str(number), (prompt,)) for number, prompt in enumerate(prompts)]
     with pytest.raises(Stop):
-        await run_batch(lines, **batch, runner=AsyncioRunner(tools=[stop]))
+        await run_batch(lines, **batch, runner=AsyncioRunner(tools=[stop]), concurrency=2)
+    assert len(server.requests) < len(lines)
 
 
 CHILD_SCRIPT = """

@@ -137,8 +137,11 @@ def test_openai_headers_are_sent_to_openai_only(
         ["Bearer none", "mine", "org-2", None],
     ]
     monkeypatch.setenv("OPENAI_BASE_URL", kedge_server.base_url)
-    run_sync(connect("openai:practice", api_key="sk-abc").run(Turn([user("Hello")])))
-    assert kedge_server.requests[-1].headers["x-gateway"] == "gate-1"
+    for given, expected in (({}, ["theirs", "gate-1"]), ({"x-mine": "mine"}, ["mine", "gate-1"])):
+        engine = connect("openai:practice", api_key="sk-abc", default_headers=given)
+        run_sync(engine.run(Turn([user("Hello")])))
+        sent = kedge_server.requests[-1].headers
+        assert [sent["x-mine"], sent["x-gateway"]] == expected
 
 
 def test_key_is_stripped_of_line_end(kedge_server: TestServer) -> None:
@@ -200,6 +203,7 @@ def test_anthropic_variables_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     other = connect("anthropic:claude-opus-4-8")
     assert isinstance(other, AnthropicEngine)
     assert other.scope.startswith("anthropic/gateway.local/")
+    assert "/v1/" not in other.scope
     assert "sk-ant-1" not in engine.scope + other.scope
 
 

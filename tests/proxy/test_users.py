@@ -22,7 +22,7 @@ from kedge.server.models import PracticeModel
 from kedge.server.settings import Limits
 from kedge.store import Store, TokenRegistry
 from kedge.testing import TestServer, serve
-from proxy.running import open_store, serve_proxy
+from proxy.running import open_asgi, open_store, serve_proxy
 from proxy.test_app import input_sizes, send
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until, wait_until_async
@@ -211,7 +211,7 @@ async def test_messages_of_a_websocket_are_counted(proxy: Proxy) -> None:
 def test_what_passed_of_a_stream_counts(event: dict[str, Any]) -> None:
     """The deltas of a stream that ends without its usage count, with the estimate of its input."""
     frame = f"data: {json.dumps(event)}\n\n".encode()
-    cut, complete, early = [UsageReader("text/event-stream", 7) for _ in range(3)]
+    cut, complete, early = [UsageReader("text/event-stream", 70) for _ in range(3)]
     for reader in (cut, complete, early):
         if reader is early:
             reader.feed(
@@ -220,7 +220,7 @@ def test_what_passed_of_a_stream_counts(event: dict[str, Any]) -> None:
         reader.feed(frame * 2)
         if reader is complete:
             reader.feed(b'data: {"usage": {"input_tokens": 3, "output_tokens": 5}}\n\n')
-    assert 207 <= cut.finish() <= 215
+    assert 270 <= cut.finish() <= 278
     assert complete.finish() == 8
     assert 204 <= early.finish() <= 212
 
@@ -248,6 +248,22 @@ def waiting_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     monkeypatch.setattr("kedge.store.token_registry.MINUTE", 10**10)
     with open_proxy(tmp_path, GatedModel()) as opened:
         yield opened
+
+
+async def test_a_request_that_was_not_sent_does_not_count(tmp_path: Path) -> None:
+    """The estimate of a request is released if the upstream cannot be reached."""
+
+    def respond(_: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("refused")
+
+    with open_store(tmp_path) as store:
+        registry = TokenRegistry(store)
+        _, secret = await registry.add("alice", tokens_per_minute=100_000)
+        async with open_asgi(respond, store=store) as client:
+            answer = await client.post(
+                "/v1/responses", json={"input": "Hi"}, headers={"x-kedge-token": secret}
+            )
+        assert (answer.status_code, (await registry.count("alice")).tokens) == (502, 0)
 
 
 @for_each("path", PATHS)

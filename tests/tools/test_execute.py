@@ -172,14 +172,24 @@ async def test_failed_calls_are_retried() -> None:
     assert lists == [[1, 2]] * 3
 
 
-async def test_only_exceptions_in_retry_on_are_retried() -> None:
-    """An exception that is not in ``retry_on`` is not retried."""
+@for_each(("error", "expected"), [(OSError("busy"), [1, 2, 4]), (ValueError("never"), [])])
+async def test_only_exceptions_in_retry_on_are_retried(
+    error: Exception, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pause is twice as long as the one before, and after the last retry the call has failed."""
+    pauses: list[float] = []
 
-    @tool(retries=2, retry_wait=0, retry_on=(OSError,))
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("kedge.tools.anyio.sleep", pause)
+
+    @tool(retries=3, retry_wait=1, retry_on=(OSError,))
     def broken() -> None:
-        raise ValueError("never")
+        raise error
 
-    assert (await run_one(broken)).attempts == 1
+    run = await run_one(broken)
+    assert (run.outcome, run.attempts, pauses) == ("failed", 1 + len(expected), expected)
 
 
 async def test_a_record_has_outcome_attempts_and_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,8 +184,12 @@ def test_an_exception_is_described_by_type_and_message(error: Exception, expecte
 
 def test_locate_error_returns_the_source_location() -> None:
     """The location has the file name, line and function, without the message and the directory."""
-    with pytest.raises(ValueError, match="hush") as error:
+
+    def fail() -> None:
         raise ValueError("hush")
-    place = r"test_output\.py:\d+ in test_locate_error_returns_the_source_location"
+
+    with pytest.raises(ValueError, match="hush") as error:
+        fail()
+    place = r"test_output\.py:\d+ in fail"
     assert re.fullmatch(place, locate_error(error.value))
     assert locate_error(ValueError("hush")) == "an unknown location"

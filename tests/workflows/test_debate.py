@@ -69,15 +69,25 @@ async def test_chains_never_cross_providers(store: Store, scripted: Any, connect
 
 
 async def test_more_than_two_sides(store: Store, scripted: Any, connected: Any) -> None:
-    """With three sides, each receives the arguments of both others."""
-    server = scripted()
+    """With three sides, each receives the arguments of both others in the round before."""
+    server = scripted({"say": "Yes."})
     sides = [Side(name, connected(server)) for name in ("tea", "coffee", "water")]
-    result = await debate("What?", sides, judge=lambda arguments: None, store=store, rounds=2)
+    result = await debate("What?", sides, judge=lambda arguments: None, store=store, rounds=3)
     assert not result.ruling.over
-    assert len(result.arguments) == 6
+    assert len(result.arguments) == 9
     last = str(server.requests[-1].body["input"])
     assert last.count(" says:") == 2
     assert (await load_workflow(store, result.workflow)).status == "undecided"
+
+
+async def test_last_round_is_decided(store: Store, scripted: Any, connected: Any) -> None:
+    """A model that has not decided in the last round has named a winner, or nobody."""
+    sides = [Side(name, connected(scripted())) for name in ("tea", "coffee")]
+    for named, winner in (("tea", "tea"), ("nobody", "")):
+        answer = f'{{"decided": false, "winner": "{named}", "reason": "Both."}}'
+        judge = ModelJudge(connected(scripted({"say": answer})), "Who has the better reasons?")
+        result = await debate("?", sides, judge=judge, store=store, rounds=1)
+        assert (result.ruling.over, result.winner) == (True, winner)
 
 
 async def test_failed_side_stops_no_other(store: Store, scripted: Any, connected: Any) -> None:

@@ -127,6 +127,19 @@ async def test_unreadable_verdict_is_repeated(store: Store, scripted: Any, conne
     assert "tools" not in request.body
 
 
+async def test_model_judge_has_its_own_chain(store: Store, scripted: Any, connected: Any) -> None:
+    """It gets the rubric once and each answer, and its tokens are those of the workflow."""
+    passed, failed = ('{"passed": %s, "critique": "Warmer."}' % each for each in ("true", "false"))  # noqa: UP031
+    bench, author = scripted({"when": "was changed", "say": passed}, {"say": failed}), scripted()
+    judge = ModelJudge(connected(bench), "It is good.")
+    result = await refine("Hello", judge=judge, store=store, engine=connected(author))
+    assert [each.verdict.critique for each in result.rounds] == ["Warmer.", ""]
+    assert ["It is good." in str(each.body["input"]) for each in bench.requests] == [True, False]
+    assert bench.requests[1].body["previous_response_id"] == bench.requests[0].response_id
+    rows = [row for row in await store.responses() if row.usage]
+    assert result.usage.input_tokens == sum(row.usage.input_tokens for row in rows)
+
+
 async def test_several_workflows(store: Store, scripted: Any, connected: Any) -> None:
     """Each workflow has its own record of task, verdicts, status and exchanges."""
     conversation = await Conversation.create(connected(scripted()), store=store)
