@@ -280,6 +280,28 @@ def test_a_resumed_stream_is_an_anchor_if_its_end_lists_the_output(listed: bool)
     assert anchors == [None, None, "resp_1" if listed else None]
 
 
+def test_a_background_response_that_the_program_leaves_becomes_an_anchor() -> None:
+    """The server generates it without a reader, and a later GET has its output."""
+    created = {"type": "response.created", "response": {**ANSWER, "status": "queued", "output": []}}
+    anchors: list[Any] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            return httpx2.Response(200, json={**ANSWER, "output": OUTPUT})
+        anchors.append(read_anchor(request))
+        if read_body(request).get("background"):
+            stream = Chunks(dump_events(created), dump_events({"type": "response.queued"}))
+            return httpx2.Response(200, stream=stream, headers=SSE)
+        return answer_anchor(request)
+
+    with make_client(respond) as http:
+        with open_stream(http, 1, background=True, stream=True) as response:
+            next(response.iter_raw())
+        http.get("/responses/resp_1")
+        post(http)
+    assert anchors == [None, "resp_1"]
+
+
 def test_an_index_that_cannot_record_a_server_error_does_not_hide_it() -> None:
     """The program gets the response of the server, not the error of the index."""
     with make_client(answer_chained(500, text="overloaded"), ForgetfulIndex()) as http:

@@ -223,6 +223,49 @@ def test_a_client_chains_only_on_a_complete_response() -> None:
     assert index_response(request, outcome, parent=running, **values) is None
 
 
+@for_each(
+    ("changes", "members", "status"),
+    [
+        ({}, {}, "completed"),
+        ({"anchor_problem": "no_id"}, {}, None),
+        ({"stored": False}, {}, None),
+        ({"blocks": ()}, {}, None),
+        ({"blocks": (block_from_item({"type": "compaction", "id": "cmp_1"}),)}, {}, None),
+        ({"response_id": ""}, {}, None),
+        ({"status": "running", "blocks": ()}, {}, "incomplete"),
+        ({"status": "cut"}, {}, None),
+        ({"status": "cut"}, {"background": True}, "incomplete"),
+        ({"status": "cut", "response_id": ""}, {"background": True}, None),
+    ],
+)
+def test_a_response_is_indexed_if_its_context_is_known(
+    changes: dict[str, Any], members: dict[str, Any], status: str | None
+) -> None:
+    """One that is still generated in the background is completed later, by the response with its id."""
+    request = read(json.dumps({"model": "m", "input": [FIRST], **members}).encode())
+    outcome = Outcome("completed", blocks=(block_from_item(MESSAGE),), response_id="resp_1")
+    changed = replace(outcome, **changes)
+    entry = index_response(request, changed, scope="s", now=1.0, retention=None)
+    assert (entry and entry.record.status) == status
+    if entry and status == "incomplete":
+        assert entry.record.expires_at is None
+        assert rewrite.complete_response(entry, replace(outcome, response_id="resp_2")) is None
+        done = rewrite.complete_response(entry, outcome)
+        assert done == index_response(send(FIRST), outcome, scope="s", now=1.0, retention=None)
+
+
+@for_each(("custom", "anchor"), [(False, "resp_1"), (True, "no_anchor")])
+def test_free_text_of_a_call_is_compared_as_written(custom: bool, anchor: str) -> None:
+    """Whitespace is a part of free text, also if it is JSON, but not of arguments."""
+    kind, name = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
+    sent, replayed = (
+        {"type": kind, "call_id": "c", "name": "f", name: text} for text in ('{"a": 1}', '{"a":1}')
+    )
+    index = MemoryIndex()
+    add_response(index, send(FIRST), "resp_1", sent)
+    assert find_anchor(send(FIRST, replayed, ask("And?")), index) == anchor
+
+
 def test_members_of_earlier_responses_are_compared() -> None:
     """The entry of a chained response contains the members of the whole context, sent or remembered."""
     index, parent = MemoryIndex(), None

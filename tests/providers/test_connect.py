@@ -10,8 +10,8 @@ from for_each import for_each
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngine
 from kedge.errors import CannotConnect, InvalidSetting, UnknownSetting, Unreachable
 from kedge.event_loops import run_sync
-from kedge.providers import connect
-from kedge.providers.registry import resolve_ollama_url
+from kedge.providers import connect, names_address, providers
+from kedge.providers.registry import find_chat_settings, resolve_ollama_url
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
@@ -33,6 +33,7 @@ from kedge.turns import Turn, user
         ("practice:bigger", "remove 'bigger'"),
         ("chat:localhost#m", "chat:http://"),
         ("chat:http://localhost:8080/v1", "chat:http://"),
+        ("chat:http://localhost:8080/v1#a#m", "the address is invalid"),
         ("ollama:", "ollama:llama3.2"),
         ("anthropic:", "anthropic:claude-"),
         ("anthropic:http://127.0.0.1:1/v1#model", "pass it as base_url="),
@@ -60,11 +61,13 @@ def test_azure_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_OPENAI_ENDPOINT", raising=False)
     with pytest.raises(CannotConnect, match="AZURE_OPENAI_ENDPOINT"):
         connect("azure:mine")
+    scopes: set[str] = set()
     for path in ("", "openai/v1/"):
         monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", f"https://mine.openai.azure.com/{path}")
         engine = connect("azure:mine")
         assert isinstance(engine, ResponsesEngine)
-        assert engine.scope.startswith("azure/mine.openai.azure.com/openai/v1/")
+        scopes.add(engine.scope.rpartition("/")[0])
+    assert scopes == {"azure/mine.openai.azure.com/openai/v1"}
 
 
 def test_an_installed_package_adds_a_provider(
@@ -87,6 +90,21 @@ def test_an_installed_package_adds_a_provider(
     assert "5" in str(turn.blocks[-1])
     assert kedge_server.requests[-1].path == "/v1/responses"
     assert isinstance(connect("practice"), ResponsesEngine)
+    assert isinstance(providers()["practice"](""), ResponsesEngine)
+
+
+@for_each(
+    ("model", "expected"),
+    [
+        ("openai:gpt-5.1", False),
+        ("practice", False),
+        ("harbour:x", True),
+        ("chat:http://h#m", True),
+    ],
+)
+def test_a_model_string_may_name_an_address(model: str, expected: bool) -> None:
+    """It does with an address in it, and may with a provider of another package."""
+    assert names_address(model) is expected
 
 
 def get_scope(model: str, **settings: Any) -> str:
@@ -155,14 +173,17 @@ def test_key_is_stripped_of_line_end(kedge_server: TestServer) -> None:
 
 
 def test_password_in_url_is_sent_as_header(kedge_server: TestServer) -> None:
-    """The password is sent as basic authentication and is not part of the scope or the request URL."""
+    """It is sent as basic authentication, unless the caller sets another header, and is not in scope and URL."""
     for name in ("ann", "annx"):
         address = kedge_server.base_url.replace("://", f"://{name}:p%40ss@")
         engine = connect(f"responses:{address}#practice", max_retries=0)
         assert isinstance(engine, ResponsesEngine)
         assert "ann" not in engine.scope
         run_sync(engine.run(Turn([user("hi")])))
-    first, second = kedge_server.requests
+    own = {"default_headers": {"Authorization": "Bearer own"}}
+    run_sync(connect(f"responses:{address}#practice", **own).run(Turn([user("hi")])))
+    first, second, last = kedge_server.requests
+    assert last.headers["authorization"] == "Bearer own"
     basic = b64encode(b"ann:p@ss").decode()
     assert (first.path, first.headers["authorization"]) == ("/v1/responses", f"Basic {basic}")
     assert second.headers["authorization"] != f"Basic {basic}"
@@ -205,6 +226,19 @@ def test_anthropic_variables_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert other.scope.startswith("anthropic/gateway.local/")
     assert "/v1/" not in other.scope
     assert "sk-ant-1" not in engine.scope + other.scope
+
+
+@for_each(
+    ("host", "model", "marks"),
+    [
+        ("openrouter.ai", "anthropic/claude-opus-4-8", True),
+        ("openrouter.ai", "meta/llama-4", False),
+        ("localhost:8080", "anthropic/claude-opus-4-8", False),
+    ],
+)
+def test_cache_breakpoints_are_sent_to_known_models(host: str, model: str, marks: bool) -> None:
+    """A chat server gets ``cache_control`` only if it is known to pass it on to a model that uses it."""
+    assert find_chat_settings(host, model).get("cache_control", False) is marks
 
 
 async def test_a_password_in_an_address_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:

@@ -67,7 +67,7 @@ def argument_problems(arguments: str | dict[str, Any]) -> tuple[str, ...]:
         ({"where": "?"}, "; or: it should be a valid array; or: it should be an object"),
         ({"seats": 3}, "seats: it must be even; expected"),
         ({"prices": {"a": "?"}}, "prices.a: it should be a valid integer, unable to parse string"),
-        ("", "start: it is required"),
+        (" ", "start: it is required"),
         ("[]", "the arguments are an array; write one JSON object"),
         ("{", "the arguments are not valid JSON (EOF while parsing an object at line 1"),
         ("[" * 1000, "the arguments are not valid JSON (recursion limit exceeded"),

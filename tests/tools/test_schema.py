@@ -331,7 +331,7 @@ def test_a_schema_may_be_given_explicitly() -> None:
     reader = build_explicit_schema("f", plain)
     assert reader.parse_arguments(tool_call("f", {"city": "Paris"})) == {"city": "Paris"}
     for arguments, problem in (
-        ("{}", 'city: it is required and missing; expected {"type": "string"}'),
+        ("\n", 'city: it is required and missing; expected {"type": "string"}'),
         ('{"city": "", "cty": 1}', "cty: unknown argument; did you mean city?"),
         ("[]", "the arguments must be one JSON object"),
         ("{", "the arguments are not valid JSON"),
@@ -350,7 +350,7 @@ def test_problems_of_an_explicit_schema_are_limited() -> None:
     names = [f"n{number}" for number in range(500)]
     schema = {"type": "object", "required": names, "properties": {}, "additionalProperties": False}
     reader = build_explicit_schema("f", schema)
-    for arguments in ({}, dict.fromkeys([*names, "more"], 1)):
+    for arguments in ({}, dict.fromkeys([*names, "more"], 1), dict.fromkeys(names[5:], 1)):
         with pytest.raises(InvalidArguments) as error:
             reader.parse_arguments(tool_call("f", arguments))
         assert len(error.value.problems) == schemas.MAX_PROBLEMS + 1

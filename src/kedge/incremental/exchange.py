@@ -180,11 +180,10 @@ class Chainer:
 
         Credentials are hashed with the key of the index, which is never logged.
         """
-        login, _, address = parts.netloc.rpartition("@")
+        address = parts.netloc.rpartition("@")[2]  # the HTTP client sends a login as a header
         values = {**headers, "cookie": _drop_routing_cookies(headers.get("cookie", ""))}
         secret = "\0".join(f"{name}={values.get(name, '')}" for name in CREDENTIAL_HEADERS)
         secret += "".join(f"\0{name}={values[name]}" for name in GATEWAY_HEADERS if name in values)
-        secret += f"\0@{login}" if login else ""
         query = parse_qsl(parts.query) if parts.query else []
         secret += "".join(f"\0?{k}={v}" for k, v in query if k.lower() in CREDENTIAL_PARAMS)
         secret += f"\0{user}" if user else ""

@@ -316,12 +316,11 @@ def rewrite(
 
 
 def find_shorter(request: ParsedRequest, index: AnchorIndex, anchor: IndexedResponse) -> list[str]:
-    """Return the ids of the known responses whose context is a prefix of the anchor's context."""
+    """Return the ids of the known responses whose context is a prefix of the anchor's context, or equal to it."""
     record = anchor.record
     counts = islice(_iter_ends(request, record.block_count), MAX_CANDIDATES)
     entries = index.find(record.scope, [request.prefixes.digest(count) for count in counts])
-    ids = (entry.record.response_id for entry in entries)
-    return [each for each in ids if each != record.response_id]
+    return [entry.record.response_id for entry in entries]
 
 
 _MEMBERS = "members"
