@@ -12,7 +12,7 @@ from contextvars import ContextVar
 import pytest
 
 from kedge import KedgeError, event_loops, run_sync
-from kedge.event_loops import PerLoop, SharedLock, SyncCall
+from kedge.event_loops import AsyncResource, PerLoop, SharedLock, SharedResource, SyncCall
 
 name: ContextVar[str] = ContextVar("name")
 
@@ -71,6 +71,23 @@ def test_sync_calls_share_one_loop_and_its_resources() -> None:
         pool.submit(run_sync, use()).result()
     run_sync(resources.aclose())
     assert [resource.closed for resource in created] == [True]
+
+
+async def test_a_shared_resource_is_closed_by_its_last_user() -> None:
+    """After that it has no further users, who would get a closed resource."""
+
+    class Shared(AsyncResource):
+        closed = 0
+
+        async def aclose(self) -> None:
+            self.closed += 1
+
+    shared = SharedResource(Shared())
+    assert shared.add_user()
+    for closed in (0, 1):
+        await shared.aclose()
+        assert shared.resource.closed == closed
+    assert not shared.add_user()
 
 
 def test_a_loop_closes_open_resources() -> None:

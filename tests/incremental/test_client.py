@@ -156,6 +156,9 @@ def test_a_retry_of_the_client_is_sent_in_full(server: TestServer, make_client: 
 @for_each(
     ("one", "other", "shared"),
     [
+        ({"key": "1"}, {"key": "2"}, False),
+        ({}, {"organization": "2"}, False),
+        ({}, {"api-key": "2"}, False),
         ({"cookie": "session=1"}, {"cookie": "session=2"}, False),
         ({"cookie": "__cf_bm=1; session=1; _cfuvid=1"}, {"cookie": "session=1; __cf_bm=2"}, True),
         ({}, {"cookie": "AWSALB=2"}, True),
@@ -182,6 +185,7 @@ def test_credentials_identify_an_account(
         headers = dict(named)
         query, login, key = (headers.pop(name, "") for name in ("query", "login", "key"))
         options: Any = {"default_query": {query[:4]: query[5:]}} if query else {}
+        options["organization"] = headers.pop("organization", None)
         client = make_client(key or "key", default_headers=headers, **options)
         if login:
             client.base_url = server.base_url.replace("//", f"//{login}@")

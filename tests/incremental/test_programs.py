@@ -40,16 +40,6 @@ def anchors(server: TestServer) -> list[str]:
     return [body.get("previous_response_id") or "" for body in bodies(server)]
 
 
-def test_two_keys_share_no_anchors(server: TestServer, client: OpenAI) -> None:
-    """The same history with another key or organization is sent in full."""
-    history: list[Any] = []
-    ask(client, history, "My name is Ada.")
-    ask(client.with_options(api_key="other"), list(history), "What is my name?")
-    ask(client.with_options(organization="other"), list(history), "What is my name?")
-    ask(client.with_options(default_headers={"api-key": "x"}), list(history), "What is my name?")
-    assert anchors(server) == ["", "", "", ""]
-
-
 def test_a_client_that_stores_nothing(server: TestServer, client: OpenAI) -> None:
     """A response that was not stored is not used as an anchor, but an older stored one is."""
     history: list[Any] = []
@@ -224,15 +214,3 @@ def test_a_cut_stream_is_cut_for_the_program(server: TestServer, client: OpenAI)
         list(client.responses.create(model="practice", input=messages, stream=True))
     assert ask(client, history, "Count to 9").output_text == "1 2 3 4 5 6 7 8 9"
     check_contexts(server, [history[:1], history[:3], history[:3]])
-
-
-def test_an_upstream_that_restarts_is_healed(server: TestServer, client: OpenAI) -> None:
-    """The upstream has lost every response, and the program gets the same answers as before."""
-    history: list[Any] = []
-    for text in ("My name is Ada.", "Say 2"):
-        ask(client, history, text)
-    server.forget()
-    assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
-    assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
-    assert anchors(server)[-2:] == ["", anchors(server)[-1]]
-    assert anchors(server)[-1]

@@ -27,7 +27,7 @@ from kedge.mcp.server import (
     create_mcp_server,
 )
 from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
-from kedge.store import Store
+from kedge.store import ConversationRow, Store
 from kedge.tools import Toolbox, run_calls, tool
 from kedge.turns import tool_call
 from mcp_tools.conftest import serve_app
@@ -111,8 +111,14 @@ async def test_writing_needs_permission(store: Store) -> None:
 
 
 async def test_client_can_ask_and_fork(store: Store) -> None:
-    """A client can ask in a stored or a new conversation, and fork at an earlier node."""
-    server = create_mcp_server(StoreTools(store, choose_practice).to_toolbox())
+    """A client can ask in a stored or a new conversation, each with its model, and fork at an earlier node."""
+    asked: list[str] = []
+
+    async def choose(row: ConversationRow | None) -> str:
+        asked.append(row.id if row else "")
+        return "practice"
+
+    server = create_mcp_server(StoreTools(store, choose).to_toolbox())
     [row] = await store.conversations()
     question = {"message": "What is my ship?", "conversation": row.id}
     answer = json.loads(await call(server, "ask", question))
@@ -121,6 +127,7 @@ async def test_client_can_ask_and_fork(store: Store) -> None:
     new = json.loads(await call(server, "ask", {"message": "What is 2+3?", "title": "sums"}))
     assert "5" in new["answer"]
     assert (await store.conversation(new["conversation"])).title == "sums"
+    assert asked == [row.id, ""]
     await store.update(row.id, data={"model": "practice"})
     at = {"conversation": row.id, "node": 3, "title": "quay"}
     forked = json.loads(await call(server, "fork", at))

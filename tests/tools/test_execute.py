@@ -16,25 +16,15 @@ from for_each import for_each
 from kedge.errors import ToolFailed, UnknownTool
 from kedge.tools import Deny, Edit, Toolbox, ToolRun, run_calls, tool
 from kedge.turns import ImagePart, TextPart, ToolCallBlock, image, tool_call
+from tools.runs import make_calls, run_call
 
 WHO = contextvars.ContextVar("who", default="nobody")
-
-
-def make_calls(*names: str, **arguments: Any) -> list[ToolCallBlock]:
-    return [tool_call(name, arguments, call_id=f"c{i}") for i, name in enumerate(names)]
 
 
 async def run_one(function: Any, **arguments: Any) -> ToolRun:
     """Run one call and return its record."""
     toolbox = Toolbox(function)
     return await run_call(toolbox, *make_calls(*toolbox, **arguments))
-
-
-async def run_call(toolbox: Toolbox, call: ToolCallBlock, **options: Any) -> ToolRun:
-    runs: list[ToolRun] = []
-    (result,) = await run_calls(toolbox, [call], on_run=runs.append, **options)
-    assert [run.result for run in runs] == [result]
-    return runs[0]
 
 
 async def test_sync_functions_run_concurrently_in_threads() -> None:

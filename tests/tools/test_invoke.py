@@ -17,21 +17,15 @@ from hypothesis import strategies as st
 from for_each import for_each
 from kedge.tools import AnyTool, Edit, Toolbox, ToolRun, run_calls, tool
 from kedge.tools.invoke import ConcurrencyExhausted, ConcurrencyLimiter, ThreadRun, get_limiter
-from kedge.turns import ToolCallBlock, tool_call
+from kedge.turns import ToolCallBlock
+from tools.runs import make_calls, run_call
 
 SOON = 0.01
 
 
-def make_calls(*names: str, **arguments: Any) -> list[ToolCallBlock]:
-    return [tool_call(name, arguments, call_id=f"c{i}") for i, name in enumerate(names)]
-
-
 async def run_one(function: Any, **options: Any) -> ToolRun:
     toolbox = Toolbox(function)
-    runs: list[ToolRun] = []
-    with anyio.fail_after(300):
-        await run_calls(toolbox, make_calls(*toolbox), on_run=runs.append, **options)
-    return runs[0]
+    return await run_call(toolbox, *make_calls(*toolbox), **options)
 
 
 @asynccontextmanager
