@@ -30,7 +30,7 @@ from kedge.planning import AnchorRecord, TokenCounts
 from kedge.store import open_store, response_index
 from kedge.store.open import open_current_database
 from kedge.testing import serve
-from postgresql import create_schema, run_server
+from postgresql import run_server
 from proxy.running import serve_proxy
 
 MakeIndex = Callable[..., AnchorIndex]
@@ -41,26 +41,14 @@ ENTRY = IndexedResponse(
 )
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Yield the URL of an empty store that processes can share."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/index.db"
-        return
-    with create_schema(request.getfixturevalue("postgres_url")) as url:
-        yield url
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def make_index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeIndex]:
+@pytest.fixture(params=["memory", "sqlite_url", "empty_schema"])
+def make_index(request: pytest.FixtureRequest) -> Iterator[MakeIndex]:
     """Yield a function that opens an empty index."""
+    url = "" if request.param == "memory" else request.getfixturevalue(request.param)
     with ExitStack() as stack:
-        url = f"{tmp_path}/index.db"
-        if request.param == "postgresql":
-            url = stack.enter_context(create_schema(request.getfixturevalue("postgres_url")))
 
         def make(**options: Any) -> AnchorIndex:
-            if request.param == "memory":
+            if not url:
                 return MemoryIndex(**options)
             index = StoreIndex(url, **options)
             stack.callback(index.close)

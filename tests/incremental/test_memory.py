@@ -186,14 +186,6 @@ def test_a_missing_response_of_a_trusted_server_concerns_its_own_conversation(
         assert program.chained[4:] == [True, False, True, True, True]
 
 
-def test_a_response_that_was_not_stored_is_not_an_anchor() -> None:
-    """A response with `"store": false` is not used as an anchor, so no request is rejected."""
-    server = MemoryServer(stores=False, rejects_unknown=True, reports_unstored=True)
-    with run_program(server, trust="always") as program:
-        program.chat(4, streaming=False)
-        assert (program.wrong, len(server.bodies)) == (0, 4)
-
-
 def test_older_responses_are_not_tried_after_a_restart() -> None:
     """After a restart of the server, an edit that matches an older response causes no second rejection."""
     server = MemoryServer(rejects_unknown=True)

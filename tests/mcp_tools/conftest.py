@@ -15,7 +15,8 @@ import uvicorn
 
 from kedge import mcp_tools
 from kedge.server.uvicorn_server import bind, stop_listening
-from kedge.tools import Toolbox
+from kedge.tools import Toolbox, run_calls
+from kedge.turns import ToolResultBlock, tool_call
 
 HERE = Path(__file__).parent
 RAW_SERVER = [sys.executable, str(HERE / "raw_server.py")]
@@ -91,6 +92,12 @@ async def serve_app(app: Any) -> AsyncGenerator[str]:
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
             finally:
                 server.should_exit = True
+
+
+async def call(toolbox: Toolbox, name: str = "echo", **arguments: Any) -> ToolResultBlock:
+    """Run one tool call and return its result."""
+    [result] = await run_calls(toolbox, [tool_call(name, arguments)])
+    return result
 
 
 async def wait_for(condition: Callable[[], object]) -> None:

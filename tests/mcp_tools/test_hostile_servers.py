@@ -12,15 +12,9 @@ import pytest
 from kedge import mcp_tools
 from kedge.errors import CannotConnect
 from kedge.mcp import content, transports
-from kedge.tools import MAX_OUTPUT, Toolbox, run_calls
-from kedge.turns import TextPart, ToolResultBlock, tool_call
-from mcp_tools.conftest import OpenRaw, read_pids, wait_for
-
-
-async def call(toolbox: Toolbox, name: str = "echo", **arguments: Any) -> ToolResultBlock:
-    """Run one tool call and return its result."""
-    [result] = await run_calls(toolbox, [tool_call(name, arguments)])
-    return result
+from kedge.tools import MAX_OUTPUT, run_calls
+from kedge.turns import TextPart, tool_call
+from mcp_tools.conftest import OpenRaw, call, read_pids, wait_for
 
 
 async def test_server_environment_is_minimal(

@@ -22,7 +22,7 @@ from kedge.mcp import client
 from kedge.mcp.transports import parse_address
 from kedge.tools import Deny, Toolbox, run_calls
 from kedge.turns import ImagePart, TextPart, ToolResultBlock, tool_call
-from mcp_tools.conftest import RAW_SERVER, TOOL_SERVER, serve_app, wait_for
+from mcp_tools.conftest import RAW_SERVER, TOOL_SERVER, call, serve_app, wait_for
 from mcp_tools.tool_server import ServerCalls, build_server
 
 TRANSPORTS = ("stdio", "http")
@@ -42,14 +42,6 @@ async def open_official(transport: str, **options: Any) -> AsyncGenerator[Toolbo
         yield toolbox
 
 
-async def call(
-    toolbox: Toolbox, name: str, arguments: dict[str, Any] | None = None
-) -> ToolResultBlock:
-    """Run one tool call and return its result."""
-    [result] = await run_calls(toolbox, [tool_call(name, arguments or {})])
-    return result
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_tools_of_a_server_are_listed_and_called(transport: str) -> None:
     """One connection handles definitions, values, images, errors and a changed list of tools."""
@@ -59,17 +51,17 @@ async def test_tools_of_a_server_are_listed_and_called(transport: str) -> None:
         definition = toolbox["add"].definition()
         assert definition["description"] == "Add two numbers."
         assert definition["parameters"]["properties"]["b"]["description"] == "The second number."
-        assert (await call(toolbox, "add", {"a": 1, "b": 2})).text == "3"
-        assert '"celsius": 21' in (await call(toolbox, "weather", {"city": "Rome"})).text
+        assert (await call(toolbox, "add", a=1, b=2)).text == "3"
+        assert '"celsius": 21' in (await call(toolbox, "weather", city="Rome")).text
         assert (await call(toolbox, "report")).text == 'It is warm.{"celsius": 21}'
         caption, picture = (await call(toolbox, "picture")).parts
         assert caption == TextPart("a dot:")
         assert isinstance(picture, ImagePart)
         assert picture.url.startswith("data:image/png;base64,iVBOR")
-        failed = await call(toolbox, "fail", {"text": "out of paper"})
+        failed = await call(toolbox, "fail", text="out of paper")
         assert failed.metadata["kedge.outcome"] == "failed"
         assert "out of paper" in failed.text
-        wrong = await call(toolbox, "add", {"a": "x", "b": 2})
+        wrong = await call(toolbox, "add", a="x", b=2)
         assert wrong.metadata["kedge.outcome"] == "failed"
         calls = [tool_call("add", {"a": number, "b": 1}) for number in range(5)]
         parallel = await run_calls(toolbox, calls)
@@ -90,7 +82,7 @@ async def test_tools_are_listed_once_per_change(
         await call(toolbox, "grow")
         await wait_for(lambda: "extra" in toolbox)
         for number in range(10):
-            await call(toolbox, "add", {"a": number, "b": 1})
+            await call(toolbox, "add", a=number, b=1)
     listed = [record for record in caplog.messages if "changed its tools" in record]
     # One after the subscription, and one for each of the two ways in which the server reports the change.
     assert 1 <= len(listed) <= 3
@@ -110,7 +102,7 @@ async def test_cancelled_call_is_cancelled_at_the_server() -> None:
             await waiting
         with anyio.fail_after(300):
             await calls.cancelled.wait()
-        assert (await call(toolbox, "add", {"a": 1, "b": 2})).text == "3"
+        assert (await call(toolbox, "add", a=1, b=2)).text == "3"
 
 
 class Relay:
@@ -153,14 +145,14 @@ async def test_http_server_is_reconnected() -> None:
         listener = await asyncio.start_server(relay.connect, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
         async with mcp_tools(f"http://127.0.0.1:{port}/mcp", connect_timeout=300) as toolbox:
-            assert (await call(toolbox, "add", {"a": 1, "b": 2})).text == "3"
+            assert (await call(toolbox, "add", a=1, b=2)).text == "3"
             relay.go_away()
             for _ in range(2):
-                result = await call(toolbox, "add", {"a": 1, "b": 2})
+                result = await call(toolbox, "add", a=1, b=2)
                 assert result.metadata["kedge.outcome"] == "failed"
                 assert "The MCP server" in result.text
             relay.is_away = False
-            assert (await call(toolbox, "add", {"a": 1, "b": 2})).text == "3"
+            assert (await call(toolbox, "add", a=1, b=2)).text == "3"
         relay.go_away()
         listener.close()
 
@@ -257,7 +249,7 @@ async def test_chat_uses_mcp_tools() -> None:
 async def test_calls_from_another_event_loop_reach_the_server() -> None:
     """A toolbox can be used from another event loop of the program."""
     async with open_official("http") as toolbox:
-        result = await asyncio.to_thread(asyncio.run, call(toolbox, "add", {"a": 2, "b": 2}))
+        result = await asyncio.to_thread(asyncio.run, call(toolbox, "add", a=2, b=2))
         assert result.text == "4"
 
 
@@ -269,7 +261,7 @@ def test_toolbox_of_ended_loop_reports_the_reason() -> None:
             return toolbox
 
     toolbox = asyncio.run(open_box())
-    assert "event loop that has ended" in asyncio.run(call(toolbox, "add", {"a": 1, "b": 1})).text
+    assert "event loop that has ended" in asyncio.run(call(toolbox, "add", a=1, b=1)).text
 
 
 @for_each(

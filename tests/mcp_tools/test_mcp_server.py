@@ -28,8 +28,8 @@ from kedge.mcp.server import (
 )
 from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
 from kedge.store import ConversationRow, Store
-from kedge.tools import Toolbox, run_calls, tool
-from kedge.turns import tool_call
+from kedge.tools import Toolbox, tool
+from mcp_tools import conftest
 from mcp_tools.conftest import serve_app
 from mcp_tools.tool_server import PNG
 
@@ -223,19 +223,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
-async def call_json(toolbox: Toolbox, name: str, **arguments: Any) -> Any:
-    """Call a tool of a toolbox and return its parsed result."""
-    [result] = await run_calls(toolbox, [tool_call(name, arguments)])
-    return json.loads(result.text)
-
-
 async def test_command_serves_standard_streams(environment: dict[str, str]) -> None:
     """``mcp_tools`` can use ``kedge mcp`` over standard streams."""
     command = [*KEDGE_MCP, "--allow-write"]
     async with mcp_tools(command, env=environment, connect_timeout=120, timeout=120) as toolbox:
         assert list(toolbox) == [*READING, "ask", "fork"]
-        answer = await call_json(toolbox, "ask", message="My name is Ada.", title="names")
-        [row] = await call_json(toolbox, "list")
+        asked = await conftest.call(toolbox, "ask", message="My name is Ada.", title="names")
+        answer = json.loads(asked.text)
+        [row] = json.loads((await conftest.call(toolbox, "list")).text)
         assert (row["conversation"], row["title"]) == (answer["conversation"], "names")
 
 

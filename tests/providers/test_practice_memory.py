@@ -20,12 +20,6 @@ from kedge.testing import serve
 from postgresql import ReusableStore
 
 
-@pytest.fixture
-def url(lasting_url: str) -> str:
-    """Return the address of an empty store that can be opened several times."""
-    return lasting_url
-
-
 async def converse(
     store: Store, *messages: str, mode: Mode = "chained"
 ) -> tuple[ConversationRow, list[str]]:
@@ -38,11 +32,11 @@ async def converse(
         return row, [each.provider_response_id for each in responses]
 
 
-def send_messages(url: str, *messages: str, mode: Mode = "chained") -> list[str]:
+def send_messages(store_url: str, *messages: str, mode: Mode = "chained") -> list[str]:
     """Send messages in a new conversation of a store, and return the ids of the responses."""
 
     async def work() -> list[str]:
-        async with open_store(url) as store:
+        async with open_store(store_url) as store:
             return (await converse(store, *messages, mode=mode))[1]
 
     return run_sync(work())
@@ -76,14 +70,14 @@ def test_unusable_store_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "only while this process runs" in caplog.text
 
 
-async def test_deletion_is_one_transaction(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deletion_is_one_transaction(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deletion that fails at its end deletes nothing; one that succeeds deletes the responses of all modes."""
 
     def fail(*_: object) -> None:
         raise OSError("cut off")
 
-    async with open_store(url) as store:
-        with store_practice_memory(url):
+    async with open_store(store_url) as store:
+        with store_practice_memory(store_url):
             row, deleted = await converse(store, "b goes", "c goes")
             other, _ = await converse(store, "d goes", mode="conversation")
             user = store.use_namespace("alice")
@@ -109,10 +103,10 @@ async def test_deletion_is_one_transaction(url: str, monkeypatch: pytest.MonkeyP
 
 async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
     """Deleted responses are overwritten on disk; ``gc`` deletes those that no conversation has."""
-    url = f"sqlite:///{tmp_path}/store.db"
-    with store_practice_memory(url):
+    store_url = f"sqlite:///{tmp_path}/store.db"
+    with store_practice_memory(store_url):
         send_messages("sqlite://:memory:", "an interrupted answer")
-        async with open_store(url) as store:
+        async with open_store(store_url) as store:
             row, _ = await converse(store, "b goes")
             await converse(store, "a stays")
             assert b"interrupted" in read_files(tmp_path)
@@ -123,10 +117,10 @@ async def test_deleted_text_is_in_no_file(tmp_path: Path) -> None:
             assert b"b goes" not in read_files(tmp_path)
 
 
-async def test_forks_keep_the_responses_that_they_use(url: str) -> None:
+async def test_forks_keep_the_responses_that_they_use(store_url: str) -> None:
     """After the deletion of its origin, a fork continues from the common response."""
-    async with open_store(url) as store:
-        with store_practice_memory(url):
+    async with open_store(store_url) as store:
+        with store_practice_memory(store_url):
             row, ids = await converse(store, "My name is Ada.")
             fork = await store.fork(row, row.head)
             await store.delete(row)
@@ -140,48 +134,48 @@ def test_server_on_the_same_database(postgres_store: ReusableStore) -> None:
     """A server on the same database neither finds the responses of the practice model nor loses its own."""
 
     async def delete_all() -> None:
-        async with open_store(url) as store:
+        async with open_store(store_url) as store:
             for row in await store.conversations():
                 await store.delete(row)
             assert await store.verify() == []
 
     with (
-        postgres_store.borrow() as url,
-        store_practice_memory(url),
-        serve(db=url) as server,
+        postgres_store.borrow() as store_url,
+        store_practice_memory(store_url),
+        serve(db=store_url) as server,
         OpenAI(base_url=server.base_url, api_key="x") as client,
     ):
         own = client.responses.create(model="m", input="Hello").id
-        (practice,) = send_messages(url, "Hello")
+        (practice,) = send_messages(store_url, "Hello")
         assert find_missing_responses([own, practice]) == {own}
         run_sync(delete_all())
         assert find_missing_responses([practice]) == {practice}
         assert client.responses.retrieve(own).id == own
 
 
-def test_size_limit_is_for_responses_only(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_limit_is_for_responses_only(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The size limit applies to the responses of the practice model, not to the rest of the store."""
     monkeypatch.setattr(practice_memory, "MAX_MEMORY_BYTES", 100_000)
 
     async def fill() -> None:
-        async with open_store(url) as store:
+        async with open_store(store_url) as store:
             row = await store.create(data={"text": "x" * 500_000})
             assert row.number
 
-    with store_practice_memory(url):
+    with store_practice_memory(store_url):
         run_sync(fill())
-        kept = send_messages(url, "Hello")
+        kept = send_messages(store_url, "Hello")
         assert get_embedded_server().call(lambda state: state.purge()) == 0
         assert find_missing_responses(kept) == set()
-        send_messages(url, "x" * 150_000)
+        send_messages(store_url, "x" * 150_000)
         assert get_embedded_server().call(lambda state: state.purge()) > 0
         assert find_missing_responses(kept) == set(kept)
 
 
-async def test_verify_reports_damaged_responses(url: str) -> None:
+async def test_verify_reports_damaged_responses(store_url: str) -> None:
     """Responses without a parent, conversation objects without their end and items that cannot be read are damage."""
-    async with open_store(url) as store:
-        with store_practice_memory(url):
+    async with open_store(store_url) as store:
+        with store_practice_memory(store_url):
             await converse(store, "one", "two")
             await converse(store, "three", mode="conversation")
         assert await store.verify() == []
@@ -205,10 +199,10 @@ async def test_verify_reports_damaged_responses(url: str) -> None:
         assert problems == {"its parent is missing", "its last node is missing"}
 
 
-async def test_responses_are_not_exported(url: str) -> None:
+async def test_responses_are_not_exported(store_url: str) -> None:
     """An export has the conversation, and not what the practice model has stored for it."""
-    async with open_store(url) as store:
-        with store_practice_memory(url):
+    async with open_store(store_url) as store:
+        with store_practice_memory(store_url):
             row, _ = await converse(store, "Hello")
             exported = await store.export(row)
         assert {next(iter(json.loads(line))) for line in exported.splitlines()} == {
