@@ -42,6 +42,8 @@ from kedge.server.storage import database as server_database
 from kedge.server.storage.postgres import MAX_ATTEMPTS
 from kedge.store import import_export, open_store, search
 from kedge.store import open as store_open
+from kedge.tools import ToolOutcome
+from kedge.tools.tool import ExecutionOptions
 from kedge.turns import attachments, frozen_json, json_codec
 from kedge.web import api, openapi, schemas, security
 from kedge.workflows.results import WorkflowEvent
@@ -101,6 +103,7 @@ VALUES: dict[str, list[str]] = {
     "mcp.md": [each["name"] for each in STORE_TOOLS.definitions()],
     "prompt-caching.md": [*get_args(CacheHint), *filter(None, get_args(CacheMiss))],
     "server.md": [route.path for route in server_app.WEBSOCKET_ROUTES],
+    "tools.md": [*ExecutionOptions.__annotations__, *get_args(ToolOutcome)],
     "workflows.md": [event.__name__ for event in get_args(WorkflowEvent)],
 }
 """Page -> commands, methods, reasons, tools, routes and events that it must name."""
@@ -120,6 +123,12 @@ def test_every_route_of_the_proxy_is_documented() -> None:
     paths = {route.path for route in proxy.routes if isinstance(route, Route)} - {"/v1/{path:path}"}
     assert paths
     assert [path for path in paths if f"`{path}`" not in PAGES["adoption.md"]] == []
+
+
+def test_every_reason_for_passing_through_is_documented() -> None:
+    """The table of reasons on docs/adoption.md equals that of the code."""
+    rows = [f"| `{name}` | {text} |" for name, text in rewrite.PASS_THROUGH_REASONS.items()]
+    assert "\n".join(rows) in PAGES["adoption.md"]
 
 
 def test_every_format_and_header_is_documented() -> None:

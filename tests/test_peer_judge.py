@@ -4,6 +4,7 @@ from typing import Any
 
 from benchmarks.peers.judge import Judge
 
+from for_each import for_each
 from kedge.server.request_log import RecordedRequest
 
 
@@ -19,28 +20,25 @@ def answer(text: str) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": text}]
 
 
-def test_the_context_of_the_program_is_coherent() -> None:
-    """Requests with the program's own history are coherent, also after an edit that was sent."""
+def start_judge() -> Judge:
+    """Return a judge of a conversation with one message and its answer."""
     judge = Judge()
     judge.judge_turn("a", [make_request("a")], [answer("b")], "")
-    judge.apply({"op": "edit", "turn": 0, "text": "x"})
-    judge.judge_turn("c", [make_request("x", "b", "c")], [answer("d")], "")
-    assert (judge.score.requests, judge.score.incoherent) == (2, 0)
+    return judge
 
 
-def test_an_edit_that_was_not_sent_is_incoherent() -> None:
-    """A context with the text before the edit is incoherent."""
-    judge = Judge()
-    judge.judge_turn("a", [make_request("a")], [answer("b")], "")
+@for_each(("first", "incoherent"), [("x", 0), ("a", 1)])
+def test_the_context_of_the_program_is_coherent(first: str, incoherent: int) -> None:
+    """After an edit, its text is coherent, and the text before it is not."""
+    judge = start_judge()
     judge.apply({"op": "edit", "turn": 0, "text": "x"})
-    judge.judge_turn("c", [make_request("a", "b", "c")], [answer("d")], "")
-    assert judge.score.incoherent == 1
+    judge.judge_turn("c", [make_request(first, "b", "c")], [answer("d")], "")
+    assert (judge.score.requests, judge.score.incoherent) == (2, incoherent)
 
 
 def test_a_discarded_answer_is_not_counted() -> None:
     """An answer to an incomplete request is not counted if the library then sends the full history."""
-    judge = Judge()
-    judge.judge_turn("a", [make_request("a")], [answer("b")], "")
+    judge = start_judge()
     requests = [make_request("c"), make_request("a", "b", "c")]
     judge.judge_turn("c", requests, [answer("?"), answer("d")], "")
     assert judge.score.incoherent == 0
@@ -50,8 +48,7 @@ def test_a_discarded_answer_is_not_counted() -> None:
 
 def test_an_error_does_not_change_the_conversation() -> None:
     """A failed message is not part of the conversation, but its bytes are counted."""
-    judge = Judge()
-    judge.judge_turn("a", [make_request("a")], [answer("b")], "")
+    judge = start_judge()
     rejected = RecordedRequest("POST", "/v1/responses", "req", raw=b"{}")
     judge.judge_turn("c", [rejected], [], "BadRequestError")
     judge.judge_turn("d", [make_request("a", "b", "d")], [answer("e")], "")
