@@ -99,12 +99,18 @@ async def test_a_response_in_the_background_is_stored_also_if_everything_is_sent
 
 
 async def test_a_background_stream_continues_after_the_last_event(link: Link) -> None:
-    """A stream whose connection ends is continued with ``starting_after``, without repeated text."""
+    """A stream whose connection ends is continued with ``starting_after``, without repeated text; a tap gets all."""
+    replies: list[tuple[bytes, int | None]] = []
     link.server.faults.set("cut_after_events=5", times=1)
     async with link.engine.stream(
-        Turn([user("Say: One two three four.")]), background=True
+        Turn([user("Say: One two three four.")]),
+        background=True,
+        tap=lambda _, reply, status: replies.append((reply, status)),
     ) as stream:
         deltas = [event.delta async for event in stream if isinstance(event, TextDelta)]
+    [(reply, status)] = replies
+    assert status == 200
+    assert all(f'"{kind}"'.encode() in reply for kind in ("response.created", "response.completed"))
     assert "".join(deltas) == last_text(stream.turn) == "One two three four."
     fetched = [each for each in link.server.requests if each.method == "GET"]
     assert [each.path for each in fetched] == [

@@ -112,6 +112,7 @@ def continue_stream(
     async def release() -> None:
         await reply.aclose()
 
+    tap, reply.tap = reply.tap, None  # it gets the parts of all connections at the end
     return RawResponse(
-        reply.client, reply.errors, read(), release, reply.headers, is_stream=reply.is_stream
+        reply.client, reply.errors, read(), release, reply.headers, reply.is_stream, tap=tap
     )
