@@ -179,6 +179,15 @@ class FakeBackground:
         return json_response({**response, "status": self.status, "output": [message]})
 
 
+async def test_an_answer_to_a_stored_prompt_is_no_anchor_also_if_it_is_fetched() -> None:
+    """The context of a request in the background is that of its start: ``poll`` does not repeat its parameters."""
+    async with connect_to(FakeBackground("completed").handle, trust="always") as engine:
+        for options, is_anchor in (({}, True), ({"prompt": {"id": "pmpt_1"}}, False)):
+            turn = await engine.run(TURN, background=True, **options)
+            plan = engine.plan((await engine.poll(turn)).append(user("And now?")))
+            assert (plan.anchor is not None) is is_anchor
+
+
 async def test_a_response_that_failed_in_the_background_can_be_sent_again() -> None:
     """The error has the Turn without the failed response."""
     async with connect_to(FakeBackground("failed").handle) as engine:

@@ -108,11 +108,11 @@ async def test_the_id_of_an_object_does_not_choose_another_address(
     link.check_law(turn)
 
 
-def insert_message(server: TestServer, turn: Turn) -> None:
-    """Add a message to the conversation object of a Turn, as another client."""
+def insert_message(server: TestServer, object_id: str) -> None:
+    """Add a message to a conversation object, as another client."""
     item: Any = {"type": "message", "role": "user", "content": "Intruder"}
     with make_client(server) as client:
-        client.conversations.items.create(object_of(turn), items=[item])
+        client.conversations.items.create(object_id, items=[item])
 
 
 async def test_a_turn_takes_one_request_and_one_list(link: Link, turn: Turn) -> None:
@@ -124,7 +124,7 @@ async def test_a_turn_takes_one_request_and_one_list(link: Link, turn: Turn) -> 
 
 async def test_foreign_items_before_anything_was_shown_are_healed(link: Link, turn: Turn) -> None:
     """The answer is discarded, and everything is sent to a new object."""
-    insert_message(link.server, turn)
+    insert_message(link.server, object_of(turn))
     answer, events = await link.collect(turn, "Two", streaming=False)
     assert list_reasons(events) == ["conversation"]
     assert object_of(answer) != object_of(turn)
@@ -140,7 +140,7 @@ async def test_a_stream_after_a_pause_checks_the_last_item(
     async with open_link(server, mode="conversation", clock=lambda: float(next(times))) as link:
         turn = await link.send("One")
         if is_changed:
-            insert_message(server, turn)
+            insert_message(server, object_of(turn))
         server.requests.clear()
         answer, events = await link.collect(turn, "What did I say last?")
     assert not has_loss(events)
@@ -174,6 +174,16 @@ async def test_a_copied_turn_is_held_back_until_the_check(
     assert list_reasons(events) == ([] if is_rejected else ["conversation"])
 
 
+async def test_a_new_object_that_others_changed_is_not_continued(link: Link) -> None:
+    """An answer in the first request to an object is shown, and the next one is in another object."""
+    async with link.engine.stream(Turn([user("One")])) as stream:
+        await read_until(stream)
+        insert_message(link.server, link.bodies[-1]["conversation"])
+        turn = await stream.finish()
+    assert link.engine.plan(turn.append(user("Two"))).anchor is None
+    link.check_law(await link.send("What did I say last?", turn=turn))
+
+
 async def test_an_unchanged_copy_continues_the_object(link: Link, turn: Turn) -> None:
     """After a restart the object is continued, and its next answers are not held back."""
     link.engine.objects.claims = ObjectClaims()
@@ -191,7 +201,7 @@ async def test_calls_made_from_a_foreign_context_are_not_run(link: Link, turn: T
         runs.append(f"{a}+{b}")
         return a + b
 
-    insert_message(link.server, turn)
+    insert_message(link.server, object_of(turn))
     _, events = await link.collect(turn, "call add with a=2 and b=3", tools=[add])
     assert list_reasons(events) == ["conversation"]
     assert runs == ["2+3"]

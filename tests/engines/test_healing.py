@@ -36,22 +36,25 @@ async def test_healing_can_be_disabled(link: Link, fault: str) -> None:
     assert bool(exc_info.value.usage) is bool(exc_info.value.response_id) is was_answered
 
 
-async def test_lost_context_is_sent_again_in_full(link: Link) -> None:
-    """The rejected anchor is marked lost, the complete Turn is sent, and chaining starts again."""
+@pytest.mark.parametrize(
+    ("fault", "reason", "count", "next_anchor"),
+    [("forget_all", "gone", 2, -1), ("forget_silently,echo=no", "forgot", 1, 1)],
+)
+async def test_lost_context_is_sent_again_in_full(
+    link: Link, fault: str, reason: str, count: int, next_anchor: int
+) -> None:
+    """Everything is sent, and the next request is chained; with a response that is gone the older ones are lost."""
     turn = await link.send("One", "Two")
-    lost = turn.blocks[-1].response_id
-    link.server.forget()
+    lost = [record.response_id for record in get_state(turn).anchors][-count:]
+    link.server.faults.set(fault, times=1)
     turn, events = await link.collect(turn, "What did I say first?")
     (healed,) = [event for event in events if isinstance(event, Healed)]
-    assert healed.reason == "gone"
-    assert lost in healed.lost
+    assert (healed.reason, healed.lost) == (reason, tuple(lost[::-1]))
     assert "One" in last_text(turn)
     link.check_law(turn)
-    record = get_state(turn).anchor(lost)
-    assert record is not None
-    assert record.status == "lost"
+    assert [r.response_id for r in get_state(turn).anchors if r.status == "lost"] == lost
     await link.send("Go on", turn=turn)
-    assert link.bodies[-1]["previous_response_id"] == turn.blocks[-1].response_id
+    assert link.bodies[-1]["previous_response_id"] == turn.blocks[next_anchor].response_id
 
 
 async def test_zero_data_retention_switches_to_stateless() -> None:
