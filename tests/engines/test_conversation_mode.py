@@ -12,9 +12,9 @@ from openai import AsyncOpenAI, OpenAI
 from engines.conftest import open_link
 from engines.runs import Link, last_context, last_text, list_reasons, read_until
 from kedge.engines import stored_items
-from kedge.errors import RequestRefused
+from kedge.errors import RequestRefused, StreamCut
 from kedge.events import Event, TextDelta
-from kedge.events.run import Healed, ModeChanged, ServerForgot
+from kedge.events.run import FellBack, Healed, ModeChanged, ServerForgot
 from kedge.memory.object_claims import ObjectClaims
 from kedge.planning import get_state, set_state
 from kedge.testing import TestServer
@@ -172,6 +172,14 @@ async def test_a_copied_turn_is_held_back_until_the_check(
     assert shown == last_text(answer)
     assert "One" in shown or "What did I say" in shown
     assert list_reasons(events) == ([] if is_rejected else ["conversation"])
+
+
+async def test_a_cut_answer_is_not_requested_again(link: Link, turn: Turn) -> None:
+    """The object may contain the request already, so the error is raised, and the Turn can be sent again."""
+    link.server.faults.set("cut_after_events=2", times=1)
+    with pytest.raises(StreamCut):
+        await link.collect(turn, "Two")
+    link.check_law(await link.send("Two", turn=turn))
 
 
 async def test_a_new_object_that_others_changed_is_not_continued(link: Link) -> None:
@@ -355,6 +363,7 @@ async def test_an_object_that_stays_locked_is_replaced(
     """After the time limit everything is sent to a new object."""
     monkeypatch.setattr(stored_items, "LOCK_SECONDS", 0.0)
     async with lock_object(link.server, turn):
-        answer = await link.send("Two", turn=turn)
+        answer, events = await link.collect(turn, "Two")
+    assert FellBack("taken") in events
     assert object_of(answer) != object_of(turn)
     check_contexts(link.server, answer)

@@ -44,6 +44,8 @@ class ReasoningServer:
         if request.method != "POST":
             return json_response({"error": {"message": "no"}}, 404)
         body = await request.json()
+        if request.url.path.endswith("/conversations"):
+            return json_response({"id": "conv_1"})
         self.bodies.append(body)
         asked = INCLUDE in body.get("include", ())
         if self.broken or (self.rejects and asked):
@@ -131,12 +133,19 @@ async def test_a_failure_that_is_not_about_reasoning_is_not_remembered() -> None
     assert server.asked == [True, False, True]
 
 
-async def test_an_error_about_another_member_is_raised_at_once() -> None:
-    """A request that is rejected for another reason is not repeated."""
-    error = {"message": "too hot", "param": "temperature", "code": "invalid_value"}
-    server = ReasoningServer(rejects=(400, error))
-    async with open_engine(server, **KNOWN) as engine:
-        with pytest.raises(EngineError, match="too hot"):
+@for_each(
+    ("error", "settings"),
+    [
+        ((400, {"message": "too hot", "param": "temperature", "code": "invalid_value"}), {}),
+        # The object may contain the request already.
+        (ERRORS[3], {"mode": "conversation"}),
+    ],
+)
+async def test_a_request_is_not_repeated_in_vain_or_twice(error: Any, settings: Any) -> None:
+    """The error is raised if another member was rejected, or if a repetition might be the second one."""
+    server = ReasoningServer(rejects=error)
+    async with open_engine(server, **KNOWN, **settings) as engine:
+        with pytest.raises(EngineError, match=error[1]["message"]):
             await send(engine, Turn())
     assert server.asked == [True]
 

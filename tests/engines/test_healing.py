@@ -261,3 +261,11 @@ def test_older_responses_of_the_same_server_are_lost_with_the_anchor() -> None:
     unstored = tuple(structs.replace(record, stored=False) for record in state.anchors)
     unstored_state = structs.replace(state, anchors=unstored)
     assert find_lost(unstored_state, plan, all_older=True) == ("R3",)
+
+
+async def test_tokens_are_counted_without_a_lost_anchor(link: Link) -> None:
+    """A count does not need a response that the server lost."""
+    turn = await link.send("One")
+    counted = await link.engine.count_tokens(turn)
+    link.server.forget()
+    assert await link.engine.count_tokens(turn) == counted

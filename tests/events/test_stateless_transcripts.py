@@ -59,12 +59,21 @@ def test_repeated_content_block_start_is_ignored(name: str, late: bool) -> None:
 
 
 def test_content_blocks_with_the_same_index_are_decoded() -> None:
-    """Content blocks that all have the index 0 are decoded separately."""
+    """Content blocks that all have the index 0 are decoded separately, and the start of one ends the one before."""
     stream = read_bytes("anthropic/thinking_and_call")
     for index in (b"1", b"2"):
         stream = stream.replace(b'"index":' + index, b'"index":0')
     result = decode_outcome("anthropic/thinking_and_call", stream)
     assert list(result.blocks) == EXPECTED["anthropic/thinking_and_call"][1]
+    call = {"type": "tool_use", "id": "t1", "name": "roll", "input": {}}
+    started = ({"type": "text", "text": "Rolling."}, call)  # of which neither is stopped
+    cut = decode_messages(
+        AnthropicDecoder(),
+        MESSAGE_START,
+        *(content_block(0, "start", content_block=block) for block in started),
+        *message_end("max_tokens"),
+    )
+    assert cut.whole_blocks == (assistant("Rolling."),)
 
 
 def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
