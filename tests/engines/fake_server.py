@@ -9,13 +9,15 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import pytest
+from openai import AsyncOpenAI, DefaultAioHttpClient
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from app_thread import serve_app
-from kedge.engines import Engine
+from kedge.engines import AnthropicEngine, Engine, ResponsesEngine
+from kedge.engines.sdk_client import SdkClient
 from kedge.errors import EngineError
 from kedge.providers import connect
 from kedge.turns import Block, Turn, dumps, loads, user
@@ -46,13 +48,35 @@ async def connect_to(
             make_handler(lambda: answer) if isinstance(answer, Response) else answer
         )
     with served as url:
-        model = f"{api}:{url}#m"
-        if api == "anthropic":
-            model = "anthropic:m"
-            settings = {"base_url": url.removesuffix("/v1"), "api_key": "k", **settings}
-        settings.setdefault("max_retries", 0)
-        async with connect(model, **settings) as engine:
+        async with open_engine(api, url, **settings) as engine:
             yield engine
+
+
+def open_engine(api: str, url: str, **settings: Any) -> Engine:
+    """Return an engine without retries for an API; with ``sdk`` before it, one with a client of that package."""
+    package, settings = api.removeprefix("sdk ").split()[0], {"max_retries": 0, **settings}
+    root = url.removesuffix("/v1")
+    if api == "anthropic":
+        return connect("anthropic:m", **{"base_url": root, "api_key": "k", **settings})
+    if not api.startswith("sdk "):
+        return connect(f"{api}:{url}#m", **settings)
+    limit = settings.pop("max_response_bytes", None)
+    options = {name: settings.pop(name) for name in ("max_retries", "api_key") if name in settings}
+    options = {"api_key": "k", "timeout": 300.0, **options}
+
+    def make_client() -> Any:
+        if package == "anthropic":
+            from anthropic import AsyncAnthropic
+
+            client: Any = AsyncAnthropic(base_url=root, **options)
+        else:
+            http_client = DefaultAioHttpClient() if "aiohttp" in api else None
+            client = AsyncOpenAI(base_url=url, http_client=http_client, **options)
+        return client if limit is None else SdkClient(client, package, sdk, limit)
+
+    sdk: Any = package
+    kind: Any = AnthropicEngine if package == "anthropic" else ResponsesEngine
+    return kind("practice", make_client=make_client, scope="test", **settings)
 
 
 async def catch_error(

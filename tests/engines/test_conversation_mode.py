@@ -12,9 +12,9 @@ from openai import AsyncOpenAI, OpenAI
 from engines.conftest import open_link
 from engines.runs import Link, last_context, last_text, list_reasons, read_until
 from kedge.engines import stored_items
-from kedge.errors import RequestRefused, StreamCut
+from kedge.errors import RequestRefused, ServerFailed, StreamCut
 from kedge.events import Event, TextDelta
-from kedge.events.run import FellBack, Healed, ModeChanged, ServerForgot
+from kedge.events.run import FellBack, Healed, ModeChanged, ServerForgot, TurnFinished
 from kedge.memory.object_claims import ObjectClaims
 from kedge.planning import get_state, set_state
 from kedge.testing import TestServer
@@ -174,12 +174,32 @@ async def test_a_copied_turn_is_held_back_until_the_check(
     assert list_reasons(events) == ([] if is_rejected else ["conversation"])
 
 
-async def test_a_cut_answer_is_not_requested_again(link: Link, turn: Turn) -> None:
-    """The object may contain the request already, so the error is raised, and the Turn can be sent again."""
-    link.server.faults.set("cut_after_events=2", times=1)
-    with pytest.raises(StreamCut):
-        await link.collect(turn, "Two")
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_a_cut_answer_is_not_requested_again(link: Link, turn: Turn, is_held: bool) -> None:
+    """The object may contain the request already; of an answer that was held back nothing is shown."""
+    if is_held:
+        link.engine.objects.claims = ObjectClaims()
+    link.server.faults.set("cut_after_events=6", times=1)
+    async with link.engine.stream(turn.append(user("Two"))) as stream:
+        with pytest.raises(StreamCut):
+            await read_until(stream, TextDelta if is_held else TurnFinished)
     link.check_law(await link.send("Two", turn=turn))
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_an_answer_whose_object_cannot_be_checked_is_used_if_it_was_shown(
+    link: Link, turn: Turn, is_held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request of a copied Turn, whose object others may continue, is sent again in full."""
+
+    async def fail(*_: Any) -> None:
+        raise ServerFailed("no list")
+
+    if is_held:
+        link.engine.objects.claims = ObjectClaims()
+    monkeypatch.setattr(stored_items, "_list_newest", fail)
+    _, events = await link.collect(turn, "Two")
+    assert (has_loss(events), list_reasons(events)) == (is_held, ["conversation"] * is_held)
 
 
 async def test_a_new_object_that_others_changed_is_not_continued(link: Link) -> None:

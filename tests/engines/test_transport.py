@@ -13,7 +13,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from openai import AsyncOpenAI
 from starlette.requests import Request
 from starlette.responses import Response
 from websockets.asyncio.server import ServerConnection
@@ -21,7 +20,6 @@ from websockets.asyncio.server import serve as serve_socket
 
 from engines.fake_server import (
     TURN,
-    E,
     RecordingServer,
     catch_error,
     chunked_head,
@@ -34,10 +32,9 @@ from engines.fake_server import (
     sse_response,
 )
 from for_each import for_each
-from kedge.engines import AnthropicEngine, Engine, ResponsesEngine, http_client, transport
+from kedge.engines import http_client, transport
 from kedge.engines.http_client import MAX_RETRY_AFTER, HttpClient, Timeouts, find_proxy
 from kedge.engines.http_errors import MAX_MESSAGE_LENGTH, ErrorBuilder
-from kedge.engines.sdk_client import SdkClient
 from kedge.engines.transport import (
     LIMIT_VARIABLE,
     MAX_ERROR_BYTES,
@@ -250,7 +247,10 @@ async def test_a_permanent_failure_is_not_retryable(
     assert (await catch_error(ServerFailed, answer)).retryable is retryable
 
 
-@for_each("api", ["responses", "chat", "anthropic"])
+KINDS = ["responses", "chat", "anthropic", "sdk openai", "sdk anthropic"]
+
+
+@for_each("api", [*KINDS, "sdk openai over aiohttp"])
 @for_each("status", [301, 307])
 async def test_redirect_is_not_followed(api: str, status: int) -> None:
     """A redirect cannot send the conversation and the key elsewhere; the error names the address."""
@@ -466,69 +466,38 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def open_engine(kind: str, url: str, max_bytes: int = LIMIT) -> Engine:
-    """Return an engine with Kedge's own client, or with one of a package."""
-    address = url.removesuffix("/v1")
-    make_engine: Any = AnthropicEngine if "anthropic" in kind else ResponsesEngine
-    if kind == "anthropic":
-        return connect("anthropic:m", base_url=address, api_key="k", max_response_bytes=max_bytes)
-    if not kind.startswith("sdk"):
-        return connect(f"{kind}:{url}#m", max_response_bytes=max_bytes)
-    if kind == "sdk anthropic":
-        from anthropic import AsyncAnthropic
-
-        client: Any = AsyncAnthropic(base_url=address, api_key="k", max_retries=0)
-    else:
-        client = AsyncOpenAI(base_url=url, api_key="k", max_retries=0)
-    name: Any = kind.removeprefix("sdk ")
-    make_client = lambda: SdkClient(client, name, name, max_bytes)  # noqa: E731
-    return make_engine("m", make_client=make_client, scope="test")
-
-
-async def fail_with(error: type[E], answer: Response, match: str, kind: str, **options: Any) -> E:
-    """Return the error of a run of an engine of this kind on a server with this response."""
-    with serve_handler(make_handler(lambda: answer)) as url:
-        async with open_engine(kind, url) as engine:
-            with pytest.raises(error, match=match) as exc_info:
-                await engine.run(TURN, **options)
-    return exc_info.value
-
-
-KINDS = ["responses", "chat", "anthropic", "sdk openai", "sdk anthropic"]
-
-
-@for_each("kind", KINDS)
+@for_each("api", KINDS)
 @for_each("encoding", COMPRESS)
 @for_each("streaming", [False, True])
-async def test_a_response_is_limited(kind: str, encoding: str, streaming: bool) -> None:
+async def test_a_response_is_limited(api: str, encoding: str, streaming: bool) -> None:
     """A body or a stream that is larger after decompression is an error, which names the setting."""
     body = EVENT * 10 if streaming else json.dumps({"id": "resp_1", "x": "x" * 1_000_000}).encode()
     content_type = "text/event-stream" if streaming else "application/json"
     headers = {"content-encoding": encoding, "content-type": content_type}
     answer = Response(COMPRESS[encoding](body), headers=headers)
-    match = "max_response_bytes"
-    error = await fail_with(StreamTooLarge, answer, match, kind, streaming=streaming)
-    assert (error.limit, error.retryable, error.turn) == (LIMIT, False, TURN)
+    settings: Any = {"options": {"streaming": streaming}, "max_response_bytes": LIMIT}
+    error = await catch_error(StreamTooLarge, answer, "max_response_bytes", api=api, **settings)
+    assert (error.limit, error.retryable) == (LIMIT, False)
 
 
-@pytest.mark.parametrize("kind", ["sdk openai", "sdk anthropic"])
+@pytest.mark.parametrize("api", ["sdk openai", "sdk anthropic"])
 async def test_the_body_of_an_error_is_read_in_part(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client of a package, which reads errors completely, gets only the start of a large one."""
     monkeypatch.setattr(transport, "MAX_ERROR_BYTES", 100)
     body = gzip.compress(b"x" * MAX_ERROR_BYTES)
     answer = Response(body, 400, {"content-encoding": "gzip"})
-    error = await fail_with(RequestRefused, answer, r"x{100}", kind)
+    error = await catch_error(RequestRefused, answer, r"x{100}", api=api)
     assert "x" * 101 not in str(error)
 
 
-@for_each("kind", KINDS)
-async def test_the_body_of_an_error_is_decompressed(kind: str) -> None:
+@for_each("api", KINDS)
+async def test_the_body_of_an_error_is_decompressed(api: str) -> None:
     """The message in a compressed error is reported."""
     body = gzip.compress(b'{"error":{"message":"no such model"}}')
     answer = Response(body, 400, {"content-encoding": "gzip"})
-    await fail_with(RequestRefused, answer, "no such model", kind)
+    await catch_error(RequestRefused, answer, "no such model", api=api)
 
 
 async def test_messages_of_a_websocket_are_limited() -> None:
@@ -578,9 +547,6 @@ def test_bodies_are_decompressed_in_pieces(encoding: str) -> None:
 async def test_the_limit_itself_is_allowed() -> None:
     """Only a byte more than the limit is an error."""
     body = b'{"id": "resp_1", "status": "completed", "output": []}'
-    with serve_handler(make_handler(lambda: Response(body))) as url:
-        async with open_engine("responses", url, len(body)) as engine:
-            await engine.run(TURN)
-        async with open_engine("responses", url, len(body) - 1) as engine:
-            with pytest.raises(StreamTooLarge):
-                await engine.run(TURN)
+    async with connect_to(Response(body), max_response_bytes=len(body)) as engine:
+        await engine.run(TURN)
+    await catch_error(StreamTooLarge, Response(body), max_response_bytes=len(body) - 1)

@@ -106,6 +106,16 @@ def test_arguments_without_ids_are_not_assigned_to_one_of_two_open_calls() -> No
     assert unresolved == ["call 'call_2'", "item ''"]
 
 
+def test_text_without_id_and_index_belongs_to_the_message_without_an_id() -> None:
+    """Of two open messages, the one whose id is known is not meant."""
+    stream = [item_event("added", message("", item_id)) for item_id in ("a", "")]
+    for item_id, text in (("", "Two"), ("a", "One")):
+        delta = text_delta(text, item_id)
+        del delta["output_index"]
+        stream.append(delta)
+    assert list(replay([*stream, completed()]).blocks) == [assistant("One"), assistant("Two")]
+
+
 def test_finished_part_after_its_item_adds_no_message() -> None:
     """A part that ends after its item, under another id, does not repeat the text of the item."""
     part = {"type": "output_text", "text": "Hello"}

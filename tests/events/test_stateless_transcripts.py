@@ -74,6 +74,13 @@ def test_content_blocks_with_the_same_index_are_decoded() -> None:
         *message_end("max_tokens"),
     )
     assert cut.whole_blocks == (assistant("Rolling."),)
+    texts = [
+        content_block(0, kind, content_block={"type": "text", "text": ""}, delta=delta)
+        for delta in ({"type": "text_delta", "text": text} for text in ("One", "Two"))
+        for kind in ("start", "delta", "stop")
+    ]
+    found = decode_messages(AnthropicDecoder(), MESSAGE_START, *texts, *message_end("end_turn"))
+    assert list(found.blocks) == [assistant("One"), assistant("Two")]
 
 
 def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

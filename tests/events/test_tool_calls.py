@@ -150,6 +150,14 @@ STREAMS: dict[str, tuple[list[Message], dict[str, str]]] = {
         ],
         {"call_1": "[1]", "call_2": "[2]"},
     ),
+    "early deltas name the call that they waited for": (
+        [
+            *(arguments_delta("fc_1", "[1", 0), item_added(ABSENT, "call_1", 0)),
+            *(item_added(ABSENT, "call_2", 1), arguments_delta("", "[2]", 1)),
+            arguments_delta("fc_1", "]", -1),
+        ],
+        {"call_1": "[1]", "call_2": "[2]"},
+    ),
     "empty final arguments do not erase those of the deltas": (
         [ONE, arguments_delta("fc_1", "{}"), item_done("fc_1", "call_1", 0, "")],
         {"call_1": "{}"},
