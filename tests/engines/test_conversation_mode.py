@@ -135,7 +135,7 @@ async def test_foreign_items_before_anything_was_shown_are_healed(link: Link, tu
 async def test_a_stream_after_a_pause_checks_the_last_item(
     server: TestServer, is_changed: bool
 ) -> None:
-    """One list before the request shows a message of another client, which costs no wrong answer."""
+    """One list before a stream shows a message of another client, which costs no wrong answer."""
     times = iter(range(0, 100_000, 60))
     async with open_link(server, mode="conversation", clock=lambda: float(next(times))) as link:
         turn = await link.send("One")
@@ -143,13 +143,15 @@ async def test_a_stream_after_a_pause_checks_the_last_item(
             insert_message(server, object_of(turn))
         server.requests.clear()
         answer, events = await link.collect(turn, "What did I say last?")
-    assert not has_loss(events)
-    assert not any("Intruder" in str(each.context) for each in server.requests)
-    assert (object_of(answer) != object_of(turn)) is is_changed
-    link.check_law(answer)
-    if not is_changed:
-        assert link.paths == [items_of(turn), "/v1/responses", items_of(turn)]
-        assert link.lengths == [1]
+        assert not has_loss(events)
+        assert not any("Intruder" in str(each.context) for each in server.requests)
+        assert (object_of(answer) != object_of(turn)) is is_changed
+        link.check_law(answer)
+        if not is_changed:
+            await link.send("Three", turn=answer)  # which is not streamed
+            request = ["/v1/responses", items_of(turn)]
+            assert link.paths == [items_of(turn), *request, *request]
+            assert link.lengths == [1, 1]
 
 
 @pytest.mark.parametrize("is_rejected", [False, True])

@@ -78,8 +78,10 @@ def test_an_item_that_is_nested_too_deep_is_rejected() -> None:
     nested: list[Any] = []
     for _ in range(900):
         nested = [nested]
-    outcome = assemble([ItemCompleted({"type": "other", "id": "x", "value": nested}, 0), COMPLETED])
+    item = ItemCompleted({"type": "other", "id": "x", "value": nested}, 0)
+    outcome = assemble([item, TextDelta("hi", "m", 1), COMPLETED])
     assert outcome.status == "failed"
+    assert (outcome.blocks, outcome.whole_blocks) == ((assistant("hi"),), ())
 
 
 # Streams without finished items, as decoders of other providers produce them.

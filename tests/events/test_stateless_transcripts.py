@@ -245,13 +245,17 @@ def test_reason_code_and_usage(name: str, reason: str, code: str, usage: Any) ->
 
 
 def test_whole_blocks_of_an_incomplete_answer() -> None:
-    """The last block is partial at a token limit, but not at a pause."""
+    """Only the last block is partial at a token limit, and none at a pause."""
     truncated, paused = (
         decode_outcome(name, read_bytes(name))
         for name in ("anthropic/max_tokens_in_call", "anthropic/pause_turn")
     )
     assert truncated.whole_blocks == (assistant("Rolling."),)
     assert paused.whole_blocks == paused.blocks
+    thought = {"reasoning": "Hm.", "reasoning_details": [{"index": 0, "signature": "s"}]}
+    for deltas, whole in (([thought], ()), ([thought, {"content": "Yes"}], ("reasoning",))):
+        found = decode_chunks(*map(chunk, deltas), chunk({}, "length"))
+        assert tuple(block.kind for block in found.whole_blocks) == whole
 
 
 def test_provider_specific_members_are_stored_on_the_block() -> None:
