@@ -39,7 +39,7 @@ def serve_handler(handler: Handler) -> Iterator[str]:
 @asynccontextmanager
 async def connect_to(
     answer: Handler | Response | bytes, api: str = "responses", **settings: Any
-) -> AsyncIterator[Engine]:
+) -> AsyncIterator[Any]:
     """Yield an engine, without retries, for a server with this handler, or this response to every request."""
     if isinstance(answer, bytes):
         served = serve_bytes(answer)

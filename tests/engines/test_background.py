@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.fake_server import connect_to, json_response
+from engines.fake_server import connect_to, json_response, sse_response
 from engines.runs import Link, last_text, request_bodies
 from kedge import Chat
 from kedge.compaction import CompactionRequest, CompactionResult, Compactor
@@ -110,13 +110,30 @@ async def test_a_background_stream_continues_after_the_last_event(link: Link) ->
         deltas = [event.delta async for event in stream if isinstance(event, TextDelta)]
     [(reply, status)] = replies
     assert status == 200
-    assert all(f'"{kind}"'.encode() in reply for kind in ("response.created", "response.completed"))
+    assert all(each in reply for each in (b'"response.created"', b'"response.completed"'))
     assert "".join(deltas) == last_text(stream.turn) == "One two three four."
-    fetched = [each for each in link.server.requests if each.method == "GET"]
-    assert [each.path for each in fetched] == [
-        f"/v1/responses/{stream.turn.blocks[-1].response_id}"
-    ]
+    fetched = [each.path for each in link.server.requests if each.method == "GET"]
+    assert fetched == [f"/v1/responses/{stream.turn.blocks[-1].response_id}"]
     assert count_requests(link.server) == 1
+
+
+async def test_a_background_stream_that_makes_progress_is_continued_without_a_limit() -> None:
+    """Each connection may end after one event."""
+    response = {"id": "resp_1", "status": "in_progress", "background": True}
+    delta = {"type": "response.output_text.delta", "item_id": "m", "output_index": 0}
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": response},
+        *({**delta, "delta": each} for each in "anchor"),
+        {"type": "response.completed", "response": {**response, "status": "completed"}},
+    ]
+
+    async def answer(request: Request) -> Response:
+        await request.body()
+        number = int(request.query_params.get("starting_after", "-1")) + 1
+        return sse_response({**events[number], "sequence_number": number})
+
+    async with connect_to(answer) as engine, engine.stream(TURN, background=True) as stream:
+        assert last_text(await stream.finish()) == "anchor"
 
 
 async def test_a_background_stream_that_cannot_be_continued_keeps_its_id() -> None:
@@ -127,19 +144,14 @@ async def test_a_background_stream_that_cannot_be_continued_keeps_its_id() -> No
         await request.body()
         if request.method == "GET":
             return json_response({"error": {"message": "Try later."}}, 503)
-        event = f'data: {{"type":"response.created","sequence_number":0,"response":{dump(started)}}}\n\n'
-        return Response(event, media_type="text/event-stream")
+        event = {"type": "response.created", "sequence_number": 0, "response": started}
+        return sse_response(event)
 
     async with connect_to(answer) as engine, engine.stream(TURN, background=True) as stream:
         turn = await stream.finish()
     running = find_running(turn)
     assert running is not None
     assert running.response_id == "resp_1"
-
-
-def dump(value: Any) -> str:
-    """Return JSON."""
-    return bytes(json_response(value).body).decode()
 
 
 async def test_a_response_in_the_background_can_be_cancelled(link: Link) -> None:

@@ -162,30 +162,28 @@ def test_host_determines_the_form_of_caching() -> None:
     assert not connect("xai:grok-4", api_key="k", prompt_cache=False).prompt_cache  # type: ignore[attr-defined]
 
 
+ONE_TOOL, OTHER_TOOL = {"name": "a"}, {"name": "b"}
+
+
 @for_each(
-    ("before", "now", "hint"),
+    ("before", "now", "hints"),
     [
-        ("It is 12:00.", "It is 12:01.", "clock"),
-        ("Today: 2026-11-16", "Today: 2026-11-17", "clock"),
-        ("Request 17000001 of you", "Request 17000452 of you", "clock"),
-        ("Be brief.", "Be long.", "instructions"),
-        ("Answer in 3 lines.", "Answer in 5 lines.", "instructions"),
-        ("It is 12:00. Be kind.", "It is noon. Be kind.", "instructions"),
+        (("m", "It is 12:00."), ("m", "It is 12:01."), ["clock"]),
+        (("m", "Today: 2026-11-16"), ("m", "Today: 2026-11-17"), ["clock"]),
+        (("m", "Request 17000001 of you"), ("m", "Request 17000452 of you"), ["clock"]),
+        (("m", "Be brief."), ("m", "Be long."), ["instructions"]),
+        (("m", "Answer in 3 lines."), ("m", "Answer in 5 lines."), ["instructions"]),
+        (("m", "It is 12:00. Be kind."), ("m", "It is noon. Be kind."), ["instructions"]),
+        (("m", "", ONE_TOOL, OTHER_TOOL), ("m", "", OTHER_TOOL, ONE_TOOL), ["tool_order"]),
+        (("m", "", ONE_TOOL, OTHER_TOOL), ("m", "", {**ONE_TOOL}, {**OTHER_TOOL}), []),
+        (("m", "", ONE_TOOL, OTHER_TOOL), ("n", "", ONE_TOOL), ["model", "tools"]),
     ],
 )
-def test_a_clock_is_distinguished_from_other_changes(before: str, now: str, hint: str) -> None:
-    """A clock changes a time, a date or a long number, and nothing else."""
-    assert list(PromptHead("m", now, ()).compare(PromptHead("m", before, ()))) == [hint]
-
-
-def test_other_changes_are_reported() -> None:
-    """Changes of the tools, their order and the model are reported."""
-    one, other = {"name": "a"}, {"name": "b"}
-    head = PromptHead("m", "", (one, other))
-    assert list(PromptHead("m", "", (other, one)).compare(head)) == ["tool_order"]
-    assert list(PromptHead("m", "", ({**one}, {**other})).compare(head)) == []
-    assert list(PromptHead("n", "", (one,)).compare(head)) == ["model", "tools"]
-    assert list(head.compare(head)) == []
+def test_changes_that_prevent_caching_are_named(before: Any, now: Any, hints: list[str]) -> None:
+    """A clock changes a time, a date or a long number, and nothing else; tools may change their order only."""
+    (model, text, *listed), (old_model, old_text, *old_listed) = now, before
+    head = PromptHead(model, text, tuple(listed))
+    assert list(head.compare(PromptHead(old_model, old_text, tuple(old_listed)))) == hints
 
 
 def test_hints_are_logged_once_and_counted(

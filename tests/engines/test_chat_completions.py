@@ -91,6 +91,7 @@ def test_each_kind_of_block_becomes_a_message() -> None:
         assistant("Let me see."),
         tool_call("roll", '{"sides":6}', call_id="c1"),
         tool_call("apply", "patch", call_id="c2", custom=True),
+        user("Hurry"),
         tool_result("c1", "4"),
         tool_result("c2", ["done", "and dusted"], custom=True),
         system("Now be long.", role="developer"),
@@ -109,6 +110,7 @@ def test_each_kind_of_block_becomes_a_message() -> None:
         },
         {"role": "tool", "tool_call_id": "c1", "content": "4"},
         {"role": "tool", "tool_call_id": "c2", "content": '["done", "and dusted"]'},
+        {"role": "user", "content": "Hurry"},
         {"role": "developer", "content": "Now be long."},
         {"role": "user", "content": "Go on"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
@@ -162,12 +164,6 @@ def test_unsupported_content_names_the_block_and_what_to_do(
         render_blocks(*blocks)
     assert message in str(exc_info.value)
     assert any(block.id in str(exc_info.value) for block in blocks)
-
-
-def test_text_between_a_call_and_its_result_is_moved() -> None:
-    """A user block between a call and its result is sent after the result."""
-    sent = render_blocks(OPEN, user("Hurry"), tool_result("c", "1"), user("Well?"))
-    assert [each["role"] for each in sent] == ["assistant", "tool", "user", "user"]
 
 
 def test_text_after_a_call_is_in_the_same_message() -> None:
@@ -372,8 +368,11 @@ async def test_an_unreachable_server_or_a_missing_model_has_advice(
         assert exc_info.value.status == 404
         with pytest.raises(RequestRefused, match="is 'm' a model of this server"):
             await run_once(connect(f"chat:{url}#m"))
+    nowhere = "http://127.0.0.1:1"
     with pytest.raises(Unreachable, match="start the server"):
-        await run_once(connect("chat:http://127.0.0.1:1/v1#m", max_retries=0))
+        await run_once(connect(f"chat:{nowhere}/v1#m", max_retries=0))
+    with pytest.raises(Unreachable, match="correct ANTHROPIC_BASE_URL"):
+        await run_once(connect("anthropic:m", base_url=nowhere, api_key="k", max_retries=0))
 
 
 async def test_a_stateless_answer_is_recorded_without_an_anchor() -> None:
@@ -555,8 +554,8 @@ async def test_audio_is_streamed_in_pieces() -> None:
 
 
 async def test_reasoning_details_after_the_answer_are_sent_back() -> None:
-    """Gemini signs an answer at its end; the details then belong to the message."""
-    late = {"type": "reasoning.encrypted", "data": "late", "index": 0}
-    answer = stream_deltas({"content": "Yes."}, {"reasoning_details": [late]})
+    """Gemini signs an answer at its end; the details then belong to the message, and are joined only by an index."""
+    late = [{"type": "reasoning.encrypted", "data": each} for each in ("one", "two")]
+    answer = stream_deltas({"content": "Yes."}, *({"reasoning_details": [each]} for each in late))
     _, sent = await continue_answer(answer, user("And?"), streaming=True)
-    assert sent == {"role": "assistant", "content": "Yes.", "reasoning_details": [late]}
+    assert sent == {"role": "assistant", "content": "Yes.", "reasoning_details": late}

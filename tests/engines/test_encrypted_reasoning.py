@@ -1,7 +1,5 @@
 """Encrypted reasoning is requested for stored responses too, so that a full send does not lose it."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,12 +79,8 @@ class ReasoningServer:
         return [item["encrypted_content"] for item in items if item["type"] == "reasoning"]
 
 
-@asynccontextmanager
-async def open_engine(server: ReasoningServer, **settings: Any) -> AsyncIterator[ResponsesEngine]:
-    settings = {"trust": "always", "max_retries": 0, **settings}
-    async with connect_to(server.respond, **settings) as engine:
-        assert isinstance(engine, ResponsesEngine)
-        yield engine
+def open_engine(server: ReasoningServer, **settings: Any) -> Any:
+    return connect_to(server.respond, **{"trust": "always", **settings})
 
 
 async def send(engine: ResponsesEngine, turn: Turn, text: str = "Hello", **options: Any) -> Turn:

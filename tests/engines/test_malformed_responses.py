@@ -126,7 +126,6 @@ async def test_audit_ends_without_working_pagination() -> None:
     page = {"data": [item], "has_more": True, "last_id": "m", "output": []}
     for answer, agrees in ((json_response(page), False), (Response("<html>"), None)):
         async with connect_to(answer) as engine:
-            assert isinstance(engine, ResponsesEngine)
             plan, said = engine.plan(TURN), [assistant("Yes")]
             turn = record_response(TURN, said, response_id="r", plan=plan, created_at=9e9)
             assert (await engine.verify(turn)).agrees is agrees

@@ -169,3 +169,14 @@ async def test_a_dry_run_has_the_sizes_of_the_request(server: TestServer, provid
             assert run.plan is not None
             assert run.plan.sizes == plan.sizes
             assert format_size(sent.body_bytes) in plan.explain()
+
+
+async def test_only_the_repeated_request_has_the_reason_of_healing(server: TestServer) -> None:
+    """The rejected request and a later one of the same run do not have it."""
+    async with open_engine(server) as engine:
+        turn = await engine.run(Turn([user("Hi")]))
+        server.forget()
+        async with engine.stream(turn.append(user("Call add with 2 and 3")), tools=[add]) as stream:
+            await stream.finish()
+    found = [(each.status, each.healed) for each in stream.log.records]
+    assert found == [("refused", ""), ("completed", "gone"), ("completed", "")]

@@ -1,16 +1,15 @@
 """Test the law on servers that forget, truncate chains, reuse ids or miscount tokens."""
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from engines.fake_server import serve_handler
+from engines.fake_server import connect_to, serve_handler
 from engines.memory_server import ORDINARY, EvidenceStore, FakeClock, MemoryServer
 from engines.runs import list_reasons, talk
 from for_each import for_each
-from kedge.engines import Engine, ResponsesEngine
+from kedge.engines import Engine
 from kedge.errors import InvalidSetting, ServerFailed
 from kedge.events import Event, TextDelta
 from kedge.events.run import Healed, ModeChanged, RequestPlanned, ServerForgot
@@ -23,18 +22,6 @@ from kedge.turns import AssistantBlock, Turn, system, user
 from normalization import expected_context, normalize_items
 
 STREAMING = pytest.mark.parametrize("streaming", [True, False])
-
-
-@asynccontextmanager
-async def open_memory_engine(
-    server: MemoryServer, **settings: Any
-) -> AsyncIterator[ResponsesEngine]:
-    """Yield an engine for a server of an unknown kind."""
-    with serve_handler(server.handle) as url:
-        engine = connect(f"responses:{url}#m", max_retries=0, **settings)
-        assert isinstance(engine, ResponsesEngine)
-        async with engine:
-            yield engine
 
 
 def is_coherent(server: MemoryServer, turn: Turn) -> bool:
@@ -71,7 +58,7 @@ async def test_unknown_server_is_chained_after_a_few_requests(
 ) -> None:
     """Chaining starts with any tokenizer and any hidden prompt, and nothing is sent twice."""
     server = MemoryServer(usage=usage, hidden_prompt=hidden_prompt)
-    async with open_memory_engine(server) as engine:
+    async with connect_to(server.handle) as engine:
         turn, wrong = await send_messages(server, engine, 12, streaming=streaming)
         assert (wrong, len(server.bodies)) == (0, 12)
         assert all(map(is_chained, server.bodies[5:]))
@@ -82,7 +69,7 @@ async def test_unknown_server_is_chained_after_a_few_requests(
 async def test_answer_of_an_unproven_server_is_held_back() -> None:
     """No part of an answer that was generated without the context is yielded."""
     server = MemoryServer(stores=False)
-    async with open_memory_engine(server) as engine:
+    async with connect_to(server.handle) as engine:
         turn, _ = await send_messages(server, engine, 2)
         server.bodies.clear()
         turn, events = await talk(engine, turn, "Short?")
@@ -99,7 +86,7 @@ async def test_answer_of_an_unproven_server_is_held_back() -> None:
 async def test_chain_limit_is_learned(streaming: bool) -> None:
     """The count still grows at the limit, but is too low by the oldest exchange."""
     server = MemoryServer(cap=10)
-    async with open_memory_engine(server, clock=FakeClock()) as engine:
+    async with connect_to(server.handle, clock=FakeClock()) as engine:
         turn, wrong, flagged, healed = Turn(), 0, 0, 0
         for number in range(40):
             turn, events = await talk(engine, turn, f"Line {number}", streaming=streaming)
@@ -117,12 +104,12 @@ async def test_chain_limit_is_learned(streaming: bool) -> None:
 async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> None:
     """With audits, a server that reports no counts is chained on if it lists its items; other counts outweigh them."""
     server = MemoryServer(usage=usage, stores=stores)
-    async with open_memory_engine(server, clock=FakeClock()) as engine:
+    async with connect_to(server.handle, clock=FakeClock()) as engine:
         _, wrong = await send_messages(server, engine, 6)
         assert wrong == 0
         assert sum(map(is_chained, server.bodies)) <= 1
     server.bodies.clear()
-    async with open_memory_engine(server, verify_every=1, clock=FakeClock()) as engine:
+    async with connect_to(server.handle, verify_every=1, clock=FakeClock()) as engine:
         _, wrong = await send_messages(server, engine, 6)
         assert wrong == 0
         assert (sum(map(is_chained, server.bodies)) == 5) == (stores and usage == "none")
@@ -131,7 +118,7 @@ async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> N
 async def test_a_list_is_no_proof_after_counts_of_another_kind_of_request() -> None:
     """A server that lists items without using them is not believed if any response had a count."""
     server = MemoryServer(cap=0)
-    async with open_memory_engine(server, verify_every=1, clock=FakeClock()) as engine:
+    async with connect_to(server.handle, verify_every=1, clock=FakeClock()) as engine:
         turn, _ = await talk(engine, Turn(), ORDINARY.format(1), streaming=False)
         turn, _ = await talk(
             engine, turn, ORDINARY.format(2), tools=[{"type": "function", "name": "f"}]
@@ -146,7 +133,7 @@ async def test_a_list_is_no_proof_after_counts_of_another_kind_of_request() -> N
 async def test_correct_server_is_never_healed(usage: str, text: str) -> None:
     """Separately counted cached tokens and nearly empty messages cause no healing."""
     server = MemoryServer(usage=usage)
-    async with open_memory_engine(server, known_server=KnownServer(remembers=True)) as engine:
+    async with connect_to(server.handle, known_server=KnownServer(remembers=True)) as engine:
         turn, _ = await send_messages(server, engine, 5)
         for _ in range(3):
             turn, events = await talk(engine, turn, text.format(1))
@@ -156,7 +143,7 @@ async def test_correct_server_is_never_healed(usage: str, text: str) -> None:
 async def test_missing_ancestor_is_a_difference() -> None:
     """A 404 for an ancestor is a difference if the server can list other items."""
     server = MemoryServer()
-    async with open_memory_engine(server, verify_every=1, trust="always") as engine:
+    async with connect_to(server.handle, verify_every=1, trust="always") as engine:
         turn, _ = await send_messages(server, engine, 3)
         first = get_state(turn).anchors[0].response_id
         del server.stored[first]
@@ -176,7 +163,7 @@ async def test_calls_without_context_are_not_run() -> None:
         runs.append(len(server.contexts[-1]))
         return "done"
 
-    async with open_memory_engine(server, clock=FakeClock()) as engine:
+    async with connect_to(server.handle, clock=FakeClock()) as engine:
         stack = with_middleware(engine, tools(add, max_rounds=1))
         turn, _ = await send_messages(server, stack, 6)
         server.stored.clear()
@@ -193,7 +180,7 @@ async def test_calls_without_context_are_not_run() -> None:
 async def test_changed_instructions_cause_a_full_send() -> None:
     """With changed instructions, a loss of the context could not be detected by the token count."""
     server = MemoryServer()
-    async with open_memory_engine(server, clock=FakeClock()) as engine:
+    async with connect_to(server.handle, clock=FakeClock()) as engine:
         turn, _ = await send_messages(server, engine, 6)
         assert is_chained(server.bodies[-1])
         server.stored.clear()
@@ -228,7 +215,7 @@ async def test_a_dry_run_does_not_hide_stored_evidence() -> None:
 async def test_engine_continues_after_its_evidence_store_is_closed() -> None:
     """A closed store does not prevent an answer, and the next attached store replaces it."""
     first, second = EvidenceStore(), EvidenceStore()
-    async with open_memory_engine(MemoryServer()) as engine:
+    async with connect_to(MemoryServer().handle) as engine:
         await engine.attach_evidence(first)
         first.is_closed = True
         turn, _ = await talk(engine, Turn(), ORDINARY.format(1))
@@ -247,7 +234,7 @@ async def test_requests_for_other_models_while_evidence_is_saved() -> None:
             await super().save_evidence(key, form)
 
     store = SlowStore()
-    async with open_memory_engine(MemoryServer()) as engine:
+    async with connect_to(MemoryServer().handle) as engine:
         await engine.attach_evidence(store)
         turn, _ = await talk(engine, Turn(), ORDINARY.format(1))
     assert len(turn) == 2
@@ -258,7 +245,7 @@ async def test_requests_for_other_models_while_evidence_is_saved() -> None:
 async def test_server_that_fails_chained_requests_gets_full_ones(streaming: bool) -> None:
     """After two errors in a row everything is sent for a while, and later requests are chained again."""
     server, clock = MemoryServer(), FakeClock()
-    async with open_memory_engine(server, clock=clock) as engine:
+    async with connect_to(server.handle, clock=clock) as engine:
         turn, _ = await send_messages(server, engine, 6, streaming=streaming)
         assert is_chained(server.bodies[-1])
         server.fails_chained = True

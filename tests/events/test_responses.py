@@ -369,6 +369,22 @@ def test_lone_surrogate_prevents_an_anchor(texts: list[str], replaced: bool, way
     assert bool(block.text.encode())  # which raises for a surrogate
 
 
+def test_half_of_a_character_before_the_complete_text_is_not_replaced() -> None:
+    """A text, and the arguments of a call, that are complete have both halves, so that nothing was replaced."""
+    half, whole = "a\ud83d", "a\U0001f600"
+    place = {"item_id": "fc_1", "output_index": 1}
+    arguments = {"type": "response.function_call_arguments.delta", **place, "delta": half}
+    events = [
+        *(text_delta(half), {**text_delta(""), "type": "response.output_text.done", "text": whole}),
+        *(item_event("added", {**CALL, "arguments": ""}, 1), arguments),
+        {"type": "response.function_call_arguments.done", **place, "arguments": whole},
+        response_event("completed", status="completed"),
+    ]
+    outcome = replay(events)
+    assert list(outcome.blocks) == [assistant(whole), tool_call("t", whole, call_id="call_1")]
+    assert outcome.anchor_problem == ""
+
+
 EMPTY_CONTENTS: dict[str, dict[str, Any]] = {
     "null": {"content": None},
     "missing": {},

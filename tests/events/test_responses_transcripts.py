@@ -11,13 +11,7 @@ from events.streams import (
     replay,
 )
 from for_each import for_each
-from kedge.events import (
-    OpaqueEvent,
-    ReasoningDelta,
-    RefusalDelta,
-    TextDelta,
-)
-from kedge.turns import AssistantBlock
+from kedge.events import OpaqueEvent
 
 all_transcripts = for_each("name", TRANSCRIPT_NAMES)
 numbered_transcripts = for_each(
@@ -77,26 +71,3 @@ def test_damaged_event_gives_correct_blocks_or_a_failure(
         if result.completed:
             assert list(result.blocks) == blocks, at
     assert list(replay(events).blocks) == blocks
-
-
-@for_each("name", [name for name in TRANSCRIPT_NAMES if name != "all_at_once"])
-def test_deltas_add_up_to_the_finished_blocks(name: str) -> None:
-    """The text and refusal deltas add up to the text and refusal of the blocks."""
-    events = decode(read_transcript(name))
-    reported = [
-        block for block in EXPECTED[f"responses/{name}"][1] if isinstance(block, AssistantBlock)
-    ]
-    text = "".join(event.delta for event in events if isinstance(event, TextDelta))
-    refusal = "".join(event.delta for event in events if isinstance(event, RefusalDelta))
-    assert text == "".join(block.text for block in reported)
-    assert refusal == "".join(block.refusal for block in reported)
-
-
-def test_reasoning_is_streamed_by_kind() -> None:
-    """Reasoning deltas distinguish summaries from the reasoning itself."""
-    summaries, texts = (
-        [each for each in decode(read_transcript(name)) if isinstance(each, ReasoningDelta)]
-        for name in ("reasoning_and_call", "reasoning_text")
-    )
-    assert [(e.kind, e.index) for e in summaries] == [("summary", 0)] * 2 + [("summary", 1)] * 2
-    assert {e.kind for e in texts} == {"reasoning"}

@@ -16,8 +16,10 @@ from events.recorded_streams import (
     read_bytes,
     split_messages,
 )
-from events.streams import choose_cuts, encode_sse
+from events.streams import assemble, choose_cuts, encode_sse
 from for_each import for_each
+from kedge.events import ReasoningDelta, RefusalDelta, TextDelta
+from kedge.turns import ToolCallBlock
 
 FINISH_MARKERS = {
     "responses": '"type":"(response.(completed|incomplete|failed)|error)"',
@@ -36,14 +38,22 @@ def test_every_transcript_has_an_expected_result() -> None:
 
 @all_transcripts
 def test_transcript_gives_the_expected_blocks(name: str) -> None:
-    """Each transcript gives the expected status, and blocks in order with origin and response id."""
+    """Each gives the expected status, and blocks in order with origin and response id, whose text is in the deltas."""
     status, blocks = EXPECTED[name]
-    result = decode_outcome(name, read_bytes(name))
+    events = decode(name, read_bytes(name))
+    result = assemble(events)
     assert (result.status, block_contents(result.blocks)) == (status, block_contents(blocks))
     assert result.response_id
+    deltas = [
+        each for each in events if isinstance(each, TextDelta | RefusalDelta | ReasoningDelta)
+    ]
     for at, block in enumerate(result.blocks):
         assert (block.origin, block.response_id) == ("engine", result.response_id)
         assert block.output_index == at
+        shown = "".join(each.delta for each in deltas if each.output_index == at)
+        written = (*getattr(block, "summary", ()), block_text(block))
+        if not isinstance(block, ToolCallBlock) and name != "responses/all_at_once":
+            assert shown == "".join(written)
 
 
 @all_transcripts

@@ -185,6 +185,8 @@ async def test_truncated_answer_raises_incomplete_error(
         await engine.run(turn, max_output_tokens=16, streaming=streaming)
     error = exc_info.value
     assert error.code == "max_output_tokens"
+    assert error.response_id
+    assert error.usage
     assert error.turn == turn
     assert error.partial
     assert error.partial[-1].metadata["kedge.partial"] is True

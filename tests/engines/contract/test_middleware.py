@@ -8,7 +8,8 @@ from kedge import Conversation, open_store
 from kedge.chat import Chat
 from kedge.compaction import ProviderCounter, TokenLimitCompactor
 from kedge.engines import Engine
-from kedge.events.run import ToolFinished, ToolStarted
+from kedge.events import Event
+from kedge.events.run import AnswerFinished, ToolFinished, ToolStarted
 from kedge.middleware import (
     guard,
     log,
@@ -49,8 +50,13 @@ async def test_middleware_stack_runs_tools(engine: Engine, server: TestServer) -
         tools(add, get_weather),
     )
     turn = Turn([user("My password is secret-123."), tool_call("add", "{}", call_id="left_open")])
+    events: list[Event] = []
+    reached: list[Turn] = []
     async with stack.stream(turn.append(user(TWO_CALLS))) as stream:
-        events = [event async for event in stream]
+        async for event in stream:
+            events.append(event)
+            reached += [stream.reached] if isinstance(event, AnswerFinished) else []
+    assert len(reached[-1]) == len(stream.turn)
     assert [type(e) for e in events if isinstance(e, ToolStarted | ToolFinished)] == [
         ToolStarted,
         ToolStarted,
