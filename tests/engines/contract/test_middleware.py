@@ -8,7 +8,6 @@ from kedge import Conversation, open_store
 from kedge.chat import Chat
 from kedge.compaction import ProviderCounter, TokenLimitCompactor
 from kedge.engines import Engine
-from kedge.events import Event
 from kedge.events.run import AnswerFinished, ToolFinished, ToolStarted
 from kedge.middleware import (
     guard,
@@ -50,7 +49,7 @@ async def test_middleware_stack_runs_tools(engine: Engine, server: TestServer) -
         tools(add, get_weather),
     )
     turn = Turn([user("My password is secret-123."), tool_call("add", "{}", call_id="left_open")])
-    events: list[Event] = []
+    events: list[Any] = []
     reached: list[Turn] = []
     async with stack.stream(turn.append(user(TWO_CALLS))) as stream:
         async for event in stream:

@@ -90,6 +90,9 @@ async def test_slow_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> N
     lane = Lane("a")
     lane.begin("")
     lane.receive(make_message("response.created", b"12345", response={"id": "resp_1"}))
+    for _ in range(3):  # in which the reader keeps up
+        lane.receive(make_message("response.output_text.delta", b"12345"))
+        await lane.next_message()
     for _ in range(2):
         lane.receive(make_message("response.output_text.delta", b"12345"))
     lane.receive(make_message("response.completed", b"12345", response={"id": "resp_1"}))
