@@ -186,7 +186,7 @@ async def test_closing_a_stream_does_not_affect_others(
 
 
 async def test_cancelled_run_releases_its_lane(gated_server: TestServer, model: GatedModel) -> None:
-    """A lane is released also by a run without any events yet, and by one still waiting for a lane."""
+    """A lane is released also by a run without any events yet, one still waiting for a lane, and a rejected one."""
     async with open_link(gated_server, **SOCKET, connections=1, lanes=1) as link:
         first = asyncio.create_task(link.send("wait 1"))
         await wait_until(lambda: model.started)
@@ -196,7 +196,21 @@ async def test_cancelled_run_releases_its_lane(gated_server: TestServer, model: 
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        link.check_law(await asyncio.wait_for(link.send("hello"), 300))
+        with pytest.raises(RequestRefused):
+            await link.send("hello", temperature=7)
+        link.check_law(await asyncio.wait_for(link.send("hello"), 60))
+
+
+async def test_closing_a_stream_keeps_what_its_connection_remembers(
+    gated: Link, model: GatedModel
+) -> None:
+    """A connection with an unstored response is not closed to stop another answer."""
+    turn = await send(gated, Turn(), "One")
+    async with gated.engine.stream(Turn([user("wait left")]), **UNSTORED) as stream:
+        await read_until(stream)
+    model.open_gate()
+    await send(gated, turn, "Two")
+    assert is_chained(gated)
 
 
 async def test_an_old_connection_is_replaced_without_loss(link: Link) -> None:
