@@ -13,7 +13,7 @@ from kedge import Chat
 from kedge.compaction import CompactionRequest, CompactionResult, Compactor
 from kedge.compaction.base import unchanged_result
 from kedge.engines import ResponsesEngine
-from kedge.errors import InvalidTurn, RequestRefused, ServerFailed
+from kedge.errors import EngineError, InvalidTurn, RequestRefused, ServerFailed
 from kedge.events import TextDelta
 from kedge.memory.evidence import Trust
 from kedge.planning import find_running, get_state
@@ -49,25 +49,14 @@ async def test_a_queued_response_is_an_outcome_of_its_own(link: Link) -> None:
     assert link.bodies[1]["previous_response_id"] == running.response_id
 
 
-async def test_a_stored_turn_keeps_the_id(link: Link) -> None:
-    """The JSON form of a Turn has the id, and sending it again waits instead of paying twice."""
+async def test_a_stored_turn_keeps_the_id_of_an_answer_that_is_issued_once(link: Link) -> None:
+    """A Turn may be waited for several times, also from its JSON form; each of its answers is an anchor."""
     turn = loads(dumps(await link.engine.run(TURN, background=True)))
-    assert last_text(await link.engine.run(turn)) == "Hello there."
     async with link.engine.stream(turn) as stream:
         deltas = [event.delta async for event in stream if isinstance(event, TextDelta)]
     assert "".join(deltas) == "Hello there."
-    assert count_requests(link.server) == 1
-
-
-async def test_an_answer_that_is_fetched_twice_was_issued_once(link: Link) -> None:
-    """A Turn may be waited for several times, and each of its answers is an anchor."""
-    turn = await link.engine.run(TURN, background=True)
-    answers = [
-        await link.engine.poll(turn),
-        await link.engine.run(turn),
-        await link.engine.poll(turn),
-    ]
-    for answered in answers:
+    for answered in (stream.turn, await link.engine.poll(turn), await link.engine.run(turn)):
+        assert last_text(answered) == "Hello there."
         plan = link.engine.plan(answered.append(user("And now?")))
         assert plan.previous_response_id == answered.blocks[-1].response_id
     assert count_requests(link.server) == 1
@@ -200,36 +189,28 @@ async def test_an_answer_to_a_stored_prompt_is_no_anchor_also_if_it_is_fetched()
             assert (plan.anchor is not None) is is_anchor
 
 
-async def test_a_response_that_failed_in_the_background_can_be_sent_again() -> None:
-    """The error has the Turn without the failed response."""
-    async with connect_to(FakeBackground("failed").handle) as engine:
-        with pytest.raises(ServerFailed) as caught:
-            await engine.poll(await engine.run(TURN, background=True))
-    assert caught.value.turn is not None
-    assert find_running(caught.value.turn) is None
-
-
-async def test_a_response_that_the_server_no_longer_has_is_not_requested_again_silently() -> None:
-    """The error says that it is gone and what to do, and its Turn can be sent."""
-    server = FakeBackground("completed", 404)
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "match", "is_running"),
+    [
+        ("failed", 200, ServerFailed, None, False),
+        ("completed", 404, RequestRefused, r"no longer has resp_1.*send the Turn", False),
+        ("completed", 503, ServerFailed, None, True),
+    ],
+)
+async def test_a_failed_poll_requests_no_other_answer(
+    status: str, code: int, kind: type[EngineError], match: str | None, is_running: bool
+) -> None:
+    """The Turn of the error can be sent again, or waits on if the answer could only not be fetched."""
+    server = FakeBackground(status, code)
     async with connect_to(server.handle) as engine:
-        with pytest.raises(RequestRefused, match=r"no longer has resp_1.*send the Turn") as caught:
+        with pytest.raises(kind, match=match) as caught:
             await engine.poll(await engine.run(TURN, background=True))
-    assert server.posts == 1
-    assert caught.value.turn is not None
-    assert find_running(caught.value.turn) is None
-
-
-async def test_an_unreachable_server_leaves_the_response_running() -> None:
-    """A failed poll may be repeated: it is not a new request."""
-    server = FakeBackground("completed", 503)
-    async with connect_to(server.handle) as engine:
-        turn = await engine.run(TURN, background=True)
-        with pytest.raises(ServerFailed) as caught:
-            await engine.poll(turn)
-        server.code = 200
-        assert caught.value.turn is not None
-        assert (await engine.poll(caught.value.turn)).blocks[-1] == assistant("Done.")
+        turn = caught.value.turn
+        assert turn is not None
+        assert (find_running(turn) is not None) is is_running
+        if is_running:
+            server.code = 200
+            assert (await engine.poll(turn)).blocks[-1] == assistant("Done.")
     assert server.posts == 1
 
 

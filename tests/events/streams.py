@@ -1,9 +1,12 @@
 """Recorded transcripts, and helpers to build, decode and replay streams."""
 
 import json
+import typing
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from openai.types.responses import ResponsesServerEvent, ResponseStreamEvent
 
 from kedge.events import Assembler, Outcome, ResponsesDecoder, StreamEvent
 from strategies import scale_examples
@@ -89,27 +92,16 @@ def choose_cuts(stream: bytes) -> list[int]:
     return [at for at in positions if at % 23 == 0 or b"\n" in stream[max(at - 2, 0) : at + 2]]
 
 
-_OPAQUE_GROUPS = {
-    "content_part": "added",
-    "output_text.annotation": "added",
-    "reasoning_summary_part": "added",
-    "file_search_call": "in_progress searching completed",
-    "web_search_call": "in_progress searching completed",
-    "code_interpreter_call": "in_progress interpreting completed",
-    "code_interpreter_call_code": "delta done",
-    "image_generation_call": "in_progress generating partial_image completed",
-    "mcp_call": "in_progress completed failed",
-    "mcp_call_arguments": "delta done",
-    "mcp_list_tools": "in_progress completed failed",
-    "shell_call_command": "added delta done",
-    "shell_call_output_content": "delta done",
-    "apply_patch_call_operation_diff": "delta done",
-    "compaction": "compacting",
-    "audio": "delta done",
-    "audio.transcript": "delta done",
-    "steer": "accepted pending failed",
-}
-PASSED_ON = {
-    f"response.{group}.{name}" for group, names in _OPAQUE_GROUPS.items() for name in names.split()
+def _list_types(annotation: Any) -> set[str]:
+    """Return the ``type`` of every member of a union of the SDK's event models."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return set(typing.get_args(annotation))
+    field = getattr(annotation, "model_fields", {}).get("type")
+    arms = (field.annotation,) if field else typing.get_args(annotation)
+    return {kind for arm in arms for kind in _list_types(arm)}
+
+
+PASSED_ON = _list_types(ResponseStreamEvent | ResponsesServerEvent) - {
+    *ResponsesDecoder.EVENT_READERS
 } | {"keepalive"}
 """The known events of the Responses API that are passed on without being interpreted."""
