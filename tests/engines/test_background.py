@@ -180,13 +180,16 @@ class FakeBackground:
         return json_response({**response, "status": self.status, "output": [message]})
 
 
-async def test_an_answer_to_a_stored_prompt_is_no_anchor_also_if_it_is_fetched() -> None:
+@pytest.mark.parametrize(
+    ("options", "is_anchor"), [({}, True), ({"prompt": {"id": "pmpt_1"}}, False)]
+)
+async def test_an_answer_to_a_stored_prompt_is_no_anchor_also_if_it_is_fetched(
+    options: Any, is_anchor: bool
+) -> None:
     """The context of a request in the background is that of its start: ``poll`` does not repeat its parameters."""
     async with connect_to(FakeBackground("completed").handle, trust="always") as engine:
-        for options, is_anchor in (({}, True), ({"prompt": {"id": "pmpt_1"}}, False)):
-            turn = await engine.run(TURN, background=True, **options)
-            plan = engine.plan((await engine.poll(turn)).append(user("And now?")))
-            assert (plan.anchor is not None) is is_anchor
+        turn = await engine.poll(await engine.run(TURN, background=True, **options))
+        assert (engine.plan(turn.append(user("And now?"))).anchor is not None) is is_anchor
 
 
 @pytest.mark.parametrize(
