@@ -153,6 +153,19 @@ async def test_missing_ancestor_is_a_difference() -> None:
         assert not is_chained(server.bodies[-1])
 
 
+async def test_no_older_response_is_relied_on_after_a_loss_at_a_trusted_server() -> None:
+    """A server that is always trusted is not asked again, and everything is sent after the report."""
+    server = MemoryServer()
+    async with connect_to(server.handle, trust="always", clock=FakeClock()) as engine:
+        turn, _ = await send_messages(server, engine, 3)
+        server.stored.clear()
+        turn, events = await talk(engine, turn, ORDINARY.format(4))
+        assert any(isinstance(event, ServerForgot) for event in events)
+        assert {record.status for record in get_state(turn).anchors} == {"lost"}
+        turn, _ = await talk(engine, turn, "And?")
+    assert is_coherent(server, turn)
+
+
 async def test_calls_without_context_are_not_run() -> None:
     """The text of the answer stays; its calls are dropped, and everything is sent again."""
     server, runs = MemoryServer(), list[int]()
