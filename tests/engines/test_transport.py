@@ -25,7 +25,6 @@ from engines.fake_server import (
     chunked_head,
     connect_to,
     json_response,
-    make_handler,
     read_request,
     serve_bytes,
     serve_handler,
