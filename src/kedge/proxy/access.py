@@ -113,7 +113,7 @@ class UsageReader:
 
     def finish(self) -> int:
         """Return the tokens of the response: those of its input and its output."""
-        if self._events is None and starts_stream(self._body):
+        if self._events is None and starts_stream(bytes(self._body)):
             self._events = SSEDecoder()  # some servers send streams without their content type
             self.feed(bytes(self._body))
             self._body.clear()
