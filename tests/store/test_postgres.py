@@ -32,12 +32,10 @@ async def test_errors_of_the_server(empty_schema: str) -> None:
     """A read-only database can be read; other errors have the message of PostgreSQL, and a NUL is no outage."""
     async with open_store(empty_schema) as store:
         await create_conversation(store, 1)
-    async with open_store(empty_schema) as store:
         with pytest.raises(
             errors.StoreError, match=r"PostgreSQL reports: relation .* does not exist"
         ):
             await store.database.read(lambda tx: tx.rows("SELECT * FROM nothing"))
-    async with open_store(empty_schema) as store:
         for attempt in (store.conversation("a\0b"), store.conversations(tag="\0")):
             with pytest.raises(errors.InvalidSetting, match="contains a NUL character; remove it"):
                 await attempt

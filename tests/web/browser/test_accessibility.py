@@ -22,10 +22,7 @@ AXE = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
 # Only a rule that is off by default needs the preloaded style sheets.
 SUMMARIZE = """async (rules) => (await axe.run({preload: false, resultTypes: ["violations"], ...rules})).violations.map(
   (each) => `${each.id}: ${each.nodes.map((node) => node.target.join(" ")).join(", ")}`)"""
-COLOR_RULES = [
-    "color-contrast",
-    "link-in-text-block",
-]  # those of axe's "cat.color" that are on by default
+COLOR_RULES = ["color-contrast", "link-in-text-block"]  # axe's "cat.color", as far as it is on
 RULES = {"light": {}, "dark": {"runOnly": {"type": "rule", "values": COLOR_RULES}}}
 """The dark scheme changes colors and one icon, at any width, so the rules about anything else are run in light."""
 
@@ -52,21 +49,19 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
             ).is_success
         compared = f"left={turn['node']}&right={chain['head']}"
         path = f"/conversations/{name}"
-        yield (
-            page,
-            {
-                **{name: f"/{name}" for name in ("dashboard", "workflows", "requests", "login")},
-                "list": "/",
-                "search": "/?q=hello",
-                "request": "/requests/1",
-                "error": "/nowhere",
-                "conversation": path,
-                "code": f"/conversations/{code}",
-                "plan": f"{path}/plans/{turn['node']}",
-                "compare": f"{path}/compare?{compared}",
-                "workflow": f"/workflows/{workflow}",
-            },
-        )
+        paths = {
+            **{name: f"/{name}" for name in ("dashboard", "workflows", "requests", "login")},
+            "list": "/",
+            "search": "/?q=hello",
+            "request": "/requests/1",
+            "error": "/nowhere",
+            "conversation": path,
+            "code": f"/conversations/{code}",
+            "plan": f"{path}/plans/{turn['node']}",
+            "compare": f"{path}/compare?{compared}",
+            "workflow": f"/workflows/{workflow}",
+        }
+        yield page, paths
 
 
 def test_axe_finds_no_violations(
