@@ -33,7 +33,10 @@ def settings() -> dict[str, Any]:
 
 @pytest.fixture
 def open_tab(browser: Browser, settings: dict[str, Any]) -> Iterator[OpenTab]:
-    """Yield a function that opens a path of a page; the test fails if a tab records a problem."""
+    """Yield a function that opens a path of a page; the test fails if a tab records a problem.
+
+    A test requests it after a page of its own, which is stopped when the tabs are closed.
+    """
     tabs: list[WatchedTab] = []
     with open_context(browser, **settings) as context:
 

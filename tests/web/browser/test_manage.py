@@ -16,7 +16,7 @@ def manage(tab: Page, action: str, label: str = "", text: str = "") -> None:
         tab.get_by_role("button", name="Save").click()
 
 
-def test_conversation_is_managed(open_tab: OpenTab, empty_page: PageServer) -> None:
+def test_conversation_is_managed(empty_page: PageServer, open_tab: OpenTab) -> None:
     """Each change is shown, also a quoted tag with a comma, and a deletion can be undone."""
     name = empty_page.create_conversation("Tell me about lighthouses")
     tab = open_tab(empty_page, f"/conversations/{name}")
@@ -40,7 +40,7 @@ def test_conversation_is_managed(open_tab: OpenTab, empty_page: PageServer) -> N
     assert (row["title"], row["tags"]) == ("Lighthouses", ["Paris, France", "towers"])
 
 
-def test_several_are_changed_at_once(open_tab: OpenTab, empty_page: PageServer) -> None:
+def test_several_are_changed_at_once(empty_page: PageServer, open_tab: OpenTab) -> None:
     """Conversations selected in the list are tagged, filtered, deleted, restored and archived."""
     for title in ("One", "Two", "Three"):
         empty_page.create_conversation("Hello", title=title)
@@ -71,7 +71,7 @@ def test_several_are_changed_at_once(open_tab: OpenTab, empty_page: PageServer) 
     assert [row["title"] for row in empty_page.get("/api/conversations")["data"]] == ["Three"]
 
 
-def test_search_result_links_to_its_message(open_tab: OpenTab, empty_page: PageServer) -> None:
+def test_search_result_links_to_its_message(empty_page: PageServer, open_tab: OpenTab) -> None:
     """A search result highlights the match, and its link scrolls to the message and expands it."""
     name = empty_page.create_conversation(*(f"Message {number} of many" for number in range(12)))
     empty_page.create_conversation("Please call add with a=4711 and b=1")

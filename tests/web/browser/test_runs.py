@@ -29,7 +29,7 @@ def start_answer(tab: Page) -> None:
 
 
 def test_stopped_answer_is_stored_and_can_be_retried(
-    open_tab: OpenTab, gated: PageServer, gate: GatedModel
+    gated: PageServer, gate: GatedModel, open_tab: OpenTab
 ) -> None:
     """A partial answer is stored and shown after a reload, and Retry gets the complete answer."""
     tab = open_tab(gated, f"/conversations/{gated.create_conversation('Hello')}")
@@ -48,7 +48,7 @@ def test_stopped_answer_is_stored_and_can_be_retried(
     expect(tab.locator(".rows [aria-current]")).to_contain_text("head")
 
 
-def test_answer_continues_anywhere(open_tab: OpenTab, gated: PageServer, gate: GatedModel) -> None:
+def test_answer_continues_anywhere(gated: PageServer, gate: GatedModel, open_tab: OpenTab) -> None:
     """After a reload the page attaches to the run again, and a second tab shows it as well."""
     tab = open_tab(gated, f"/conversations/{gated.create_conversation()}")
     start_answer(tab)
@@ -92,7 +92,7 @@ def test_question_survives_a_server_restart(
 
 
 def test_another_response_is_selected_while_an_answer_is_written(
-    open_tab: OpenTab, gated: PageServer, gate: GatedModel
+    gated: PageServer, gate: GatedModel, open_tab: OpenTab
 ) -> None:
     """The selected response remains shown, with the draft and its focus, until the user goes back."""
     tab = open_tab(gated, f"/conversations/{gated.create_conversation('Hello', 'Again')}")
@@ -117,7 +117,7 @@ def test_another_response_is_selected_while_an_answer_is_written(
 
 
 def test_workflow_is_started_and_followed(
-    open_tab: OpenTab, gated: PageServer, gate: GatedModel
+    gated: PageServer, gate: GatedModel, open_tab: OpenTab
 ) -> None:
     """The page shows each answer when it is stored, without a reload."""
     tab = open_tab(gated, "/workflows")
