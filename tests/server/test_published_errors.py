@@ -20,7 +20,7 @@ from server.test_validation import ROWS, USER, make_body
 
 Body = dict[str, Any]
 
-CUSTOM_TOOL: Any = {"type": "custom", "name": "shout"}
+CUSTOM_TOOL = {"type": "custom", "name": "shout"}
 
 
 class Api:
@@ -45,17 +45,13 @@ def api() -> Iterator[Api]:
         yield Api(server, http)
 
 
-def given_nothing(_: Api) -> dict[str, str]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Row:
     """A request and its error; ``prepare`` returns values for the placeholders of both."""
 
     send: Body
     message: str
-    prepare: Callable[[Api], dict[str, str]] = given_nothing
+    prepare: Callable[[Api], dict[str, str]] = lambda _: {}
     param: str | None = "input"
     code: str | None = None
     status: int = 400
@@ -69,18 +65,14 @@ def fill_placeholders(value: Any, values: dict[str, str]) -> Any:
     return json.loads(text)
 
 
-def create_response(api: Api) -> dict[str, str]:
-    return {"id": api.create()["id"]}
+def create_response(api: Api, **body: Any) -> dict[str, str]:
+    return {"id": api.create(**body)["id"]}
 
 
 def create_deleted(api: Api) -> dict[str, str]:
     created = create_response(api)
     assert api.http.delete(f"/v1/responses/{created['id']}").status_code == 200
     return created
-
-
-def create_unstored(api: Api) -> dict[str, str]:
-    return {"id": api.create(store=False)["id"]}
 
 
 def create_expired(api: Api) -> dict[str, str]:
@@ -92,10 +84,6 @@ def create_expired(api: Api) -> dict[str, str]:
 def create_call(api: Api, tool: Body = WEATHER) -> dict[str, str]:
     response = api.create(input=f"Please call {tool['name']}.", tools=[tool])
     return {"id": response["id"], "call_id": response["output"][-1]["call_id"]}
-
-
-def create_custom_call(api: Api) -> dict[str, str]:
-    return create_call(api, CUSTOM_TOOL)
 
 
 def create_answered(api: Api) -> dict[str, str]:
@@ -154,25 +142,20 @@ NO_INPUT = (
 
 STATE_ROWS = [
     *(
-        Row(CHAINED, NOT_FOUND.format("<id>"), given, *UNKNOWN_ID)
+        Row(CHAINED | more, NOT_FOUND.format("<id>"), given, *UNKNOWN_ID)
+        for more in ({}, {"input": []})
         for given in (
             lambda _: {"id": "resp_x"},
             lambda _: {"id": "resp_" + "0" * 32},
             lambda _: {"id": "resp_0000000001" + "0" * 22},
             create_deleted,
-            create_unstored,
+            lambda api: create_response(api, store=False),
             create_expired,
         )
     ),
-    Row(
-        {"input": [], "previous_response_id": "resp_x"},
-        NOT_FOUND.format("resp_x"),
-        given_nothing,
-        *UNKNOWN_ID,
-    ),
     Row(CHAINED, NO_OUTPUT.format("function"), create_call),
     Row(CHAINED | {"input": []}, NO_OUTPUT.format("function"), create_call),
-    Row(CHAINED, NO_OUTPUT.format("custom tool"), create_custom_call),
+    Row(CHAINED, NO_OUTPUT.format("custom tool"), lambda api: create_call(api, CUSTOM_TOOL)),
     Row({"input": [PATCH]}, "No tool output found for apply patch call call_1."),
     Row(make_output("call_9"), NO_CALL.format("function", "call_9")),
     Row(make_output("call_9", "custom"), NO_CALL.format("custom tool", "call_9")),

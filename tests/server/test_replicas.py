@@ -211,6 +211,7 @@ def test_a_background_response_is_continued_by_another_server(replicas: Replicas
     with one.open_stream("wait two", previous_response_id=first["id"], background=True) as stream:
         created = next(stream)["response"]
         one.wait_started()
+        other.server.clock.advance(seconds=60)
         one.lose_lease()
         wait_until(lambda: other.model.started == ["one", "wait two"])
         other.model.open_gate()
