@@ -314,7 +314,8 @@ async def test_stopping_server_finishes_or_fails_running_responses(finishes: boo
             assert response_text((await ws_client.read_response())[-1]) == "answer to wait"
             assert (await ws_client.next_event())["error"]["code"] == "server_stopping"
         else:
-            assert (await ws_client.read_response())[-1]["error"]["code"] == "server_error"
+            error = (await ws_client.read_response())[-1]["error"]
+            assert (error["type"], error["code"]) == ("server_error", "server_error")
             assert (await ws_client.next_event())["type"] == "response.failed"
         assert await ws_client.wait_closed() == 1012
         await asyncio.wait_for(stopping, TIMEOUT)
