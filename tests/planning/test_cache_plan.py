@@ -21,6 +21,7 @@ def send(turn: Turn, number: int, tokens: int, **facts: Any) -> Turn:
 SENT = send(send(Turn(), 1, 2_000), 2, 4_000)
 EDITED = SENT.edit(SENT[2].id, user("edited" * 2_000))
 SHORTER = send(SENT.take(2), 3, 3_000)
+BRANCH = send(send(SENT, 3, 6_000).take(2), 4, 3_000)
 UNDONE = set_state(SENT, get_state(SENT).with_anchor(get_state(SHORTER).anchors[-1]))
 
 
@@ -37,8 +38,9 @@ UNDONE = set_state(SENT, get_state(SENT).with_anchor(get_state(SHORTER).anchors[
         # The prompt before the edit was followed by its answer, which some providers cache with it.
         (EDITED, {}, 2_100, 1_900, "edited"),
         (EDITED, {"explicit": True}, 2_000, 2_000, "edited"),
-        # The longest prompt that is a prefix need not be the newest one.
+        # The longest prompt that is a prefix need not be the newest one, nor that the longest one.
         (UNDONE, {}, 4_100, 0, ""),
+        (BRANCH.edit(BRANCH[2].id, user("edited" * 2_000)), {}, 2_100, 900, "edited"),
         # Neither the prompts of another server nor those before a compaction are read.
         (send(SENT, 3, 9_000, scope="there"), {}, 4_000, 0, ""),
         (SENT.append(compaction_block("c", origin="compact"), user("u")), {}, 0, 0, ""),
