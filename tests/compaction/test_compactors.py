@@ -151,6 +151,9 @@ def test_composite_runs_compactors_in_order() -> None:
     assert result.tokens_before == CompactionRequest(make_exchanges(6)).size()
     assert result.tokens_after == CompactionRequest(result.blocks).size()
     assert not compact_now(CompositeCompactor(), make_exchanges(3)).changed
+    compactor = CompositeCompactor(MessageLimitCompactor(2), TokenLimitCompactor(4_800))
+    result = compact_now(compactor, make_exchanges(20), usage=Usage(5_000))
+    assert (result.by, result.notes) == ("MessageLimitCompactor", ())
 
 
 def test_composite_continues_after_a_failure() -> None:
@@ -228,13 +231,18 @@ def test_earlier_summary_is_included_in_the_new_one() -> None:
     [
         ("fail", (), "the summary call failed (ServerFailed); nothing was cut"),
         ("", (), "the summary is empty or no shorter than what it summarizes; nothing was cut"),
+        (
+            "as long",
+            [user("a"), assistant("b"), user("x " * 500), assistant("y")],
+            "the summary is empty or no shorter than what it summarizes; nothing was cut",
+        ),
         ("x", [user("x " * 500), assistant("y")], "there is nothing old enough to summarize"),
     ],
 )
 def test_unusable_summary_is_not_used(answer: str, blocks: list[Block], note: str) -> None:
     """A failed or empty summary leaves the history unchanged, and one exchange is not summarized."""
     result, oracle = summarize(answer, tuple(blocks))
-    assert (result.changed, len(oracle.turns)) == (False, 0 if blocks else 1)
+    assert (result.changed, len(oracle.turns)) == (False, 0 if answer == "x" else 1)
     assert result.notes == (note,)
 
 

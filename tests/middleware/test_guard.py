@@ -608,7 +608,8 @@ async def test_a_chat_state_holds_no_secret(inside: bool, streaming: bool) -> No
     chat = Chat(base, tools=[read_file], middleware=[] if inside else [rules])
     states = [chat.write_state(None, Turn([user(f"It is {SECRET}")]))]
     written = chat.read_state(states[0])
-    states += [chat.write_state(states[0], written.edit(written[0].id, f"No, {SECRET}"))]
+    edited = user(f"No, {SECRET}", id=written[0].id)
+    states += [chat.write_state(states[0], written.edit(edited.id, edited))]
     async with chat.stream_with_state(states[0], f"{SECRET}?", streaming=streaming) as run:
         states += [run.state]
         async for _ in run:
