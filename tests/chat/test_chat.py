@@ -191,7 +191,8 @@ async def test_blocked_message_is_not_in_the_state(open_chat: OpenChat) -> None:
         raise ZeroDivisionError
 
     for phase, blocks in (("before", 2), ("after", 4)):
-        chat = open_chat(middleware=[two_phase(**{phase: broken})])
+        phases: Any = {phase: broken}
+        chat = open_chat(middleware=[two_phase(**phases)])
         with pytest.raises(ZeroDivisionError) as other_error:
             await chat.chat_with_state(first.state, "Hello!")
         state: bytes = other_error.value.state  # type: ignore[attr-defined]

@@ -247,7 +247,7 @@ def test_unusable_summary_is_not_used(answer: str, blocks: list[Block], note: st
 
 
 @for_each(("settings", "limit"), [({}, 150), ({"max_summary_tokens": 50}, 50)])
-def test_long_summary_is_truncated(settings: dict[str, int], limit: int) -> None:
+def test_long_summary_is_truncated(settings: Any, limit: int) -> None:
     """A summary that is too long is truncated, so that several exchanges fit before the next compaction."""
     oracle = FunctionEngine(lambda _: "x " * 5_000)
     compactor = SummarizingCompactor(400, 100, engine=oracle, **settings)

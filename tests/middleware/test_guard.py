@@ -19,15 +19,17 @@ from kedge.compaction import (
     CompositeCompactor,
     MessageLimitCompactor,
     ProviderCounter,
+    Replacement,
     ServerCompactor,
     TokenLimitCompactor,
     TurnCompacted,
 )
+from kedge.compaction.base import build_result
 from kedge.conversation import Conversation
 from kedge.conversation.checkpoint import WITHHELD_BODY, RunRecorder
 from kedge.engines import ContentFilters, Engine, Events, Middleware, Request, find_filters
 from kedge.errors import Blocked, InvalidSetting, StreamCut
-from kedge.events import ReasoningDelta, RefusalDelta, TextDelta, ToolCallCompleted
+from kedge.events import ReasoningDelta, RefusalDelta, TextDelta, ToolCallCompleted, Usage
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import (
     CARD_NUMBER,
@@ -533,10 +535,9 @@ class _Summarizer(Compactor):
         self.given: list[Any] = []
 
     async def compact(self, request: Any) -> Any:
-        from kedge.compaction.base import build_result
-
         self.given.append(request.blocks)
-        return build_result(request, (user(f"summary of {SECRET}"),), "summarizer")
+        summary = Replacement((user(f"summary of {SECRET}"),), usage=Usage(7))
+        return build_result(request, summary, "summarizer")
 
 
 @for_each("order", list(permutations(("guard", "compact", "tools"))))
@@ -563,6 +564,7 @@ async def test_a_blocked_summary_is_discarded() -> None:
     (compacted,) = [event for event in events if isinstance(event, TurnCompacted)]
     assert list(run.turn.blocks) == [user("?"), assistant("Fine.")]
     assert "a guard rejected its result" in str(compacted.result)
+    assert compacted.result.usage == Usage(7)
 
 
 @pytest.mark.parametrize("rule", [redact, block])
