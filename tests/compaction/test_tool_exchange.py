@@ -88,6 +88,14 @@ def test_newest_exchanges_are_unchanged() -> None:
     assert shorten(blocks, keep_exchanges=9) == blocks
 
 
+def test_an_output_that_would_grow_is_unchanged() -> None:
+    """A note about the removed text may be longer than that text."""
+    outputs = ("x" * 110, "long " * 100, "x")
+    blocks = tuple(b for number, text in enumerate(outputs) for b in make_exchange(number, text))
+    shortened = shorten(blocks)
+    assert [new is old for new, old in zip(shortened, blocks, strict=True)].count(False) == 1
+
+
 def test_min_saving() -> None:
     """Nothing changes if less than ``min_saving`` is saved, so that the chain is not broken every time."""
     blocks = (*make_exchange(0, "long " * 100), *make_exchange(1, "x"))
