@@ -57,7 +57,8 @@ def open_engine(api: str, url: str, **settings: Any) -> Engine:
     package, settings = api.removeprefix("sdk ").split()[0], {"max_retries": 0, **settings}
     root = url.removesuffix("/v1")
     if api == "anthropic":
-        return connect("anthropic:m", **{"base_url": root, "api_key": "k", **settings})
+        settings = {"base_url": root, "api_key": "k", **settings}
+        return connect("anthropic:m", **settings)
     if not api.startswith("sdk "):
         return connect(f"{api}:{url}#m", **settings)
     limit = settings.pop("max_response_bytes", None)

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 from engines.conftest import open_link
 from engines.runs import Link, last_context, last_text, list_reasons, read_until
 from kedge.engines import stored_items
-from kedge.errors import RequestRefused, ServerFailed, StreamCut
+from kedge.errors import AnswerIncomplete, RequestRefused, ServerFailed, StreamCut
 from kedge.events import Event, TextDelta
 from kedge.events.run import FellBack, Healed, ModeChanged, ServerForgot
 from kedge.memory.object_claims import ObjectClaims
@@ -249,9 +249,18 @@ async def test_a_long_history_is_checked_in_pages(link: Link) -> None:
 
 async def test_an_unstored_answer_is_not_expected_in_the_object(link: Link, turn: Turn) -> None:
     """With ``store=False`` the server adds nothing to the object, which is no difference."""
-    answer, events = await link.collect(turn, "Two", store=False)
+    _, events = await link.collect(turn, "Two", store=False)
     assert not has_loss(events)
-    assert object_of(answer) == ""
+
+
+async def test_an_object_is_not_continued_after_an_incomplete_answer(
+    link: Link, turn: Turn
+) -> None:
+    """The Turn of the error has no object, so everything is sent to a new one."""
+    with pytest.raises(AnswerIncomplete) as caught:
+        await link.send("Write 100 words", turn=turn, max_output_tokens=16)
+    assert caught.value.turn is not None
+    assert object_of(caught.value.turn) == ""
 
 
 def delete_item(server: TestServer, turn: Turn, index: int) -> None:
