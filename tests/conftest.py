@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
     from kedge.store import Store
+    from kedge.testing import TestServer
     from postgresql import PostgresServer, ReusableStore
 
 # Without the phase "explain", whose tracer doubles the time of every example.
@@ -214,6 +215,15 @@ def no_network() -> Iterator[None]:
         return
     with forbid_network():
         yield
+
+
+@pytest.fixture
+def server() -> Iterator["TestServer"]:
+    """Yield a strict server that only this test uses; a package may have another one."""
+    from kedge.testing import serve
+
+    with serve() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,7 @@ from kedge.batch import (
 from kedge.batch.files import read_lines, summarize_results
 from kedge.errors import InvalidBatch
 from kedge.store import open_store
-from kedge.testing import TestServer, serve
-
-
-@pytest.fixture
-def server() -> Iterator[TestServer]:
-    """Yield a test server."""
-    with serve() as running:
-        yield running
+from kedge.testing import TestServer
 
 
 @pytest.fixture

@@ -8,15 +8,7 @@ import pytest
 from openai import OpenAI
 
 from kedge.incremental import chain
-from kedge.testing import TestServer, serve
-
-
-@pytest.fixture
-def server() -> Iterator[TestServer]:
-    """Yield a strict server."""
-    with serve() as running:
-        yield running
-
+from kedge.testing import TestServer
 
 MakeClient = Callable[..., OpenAI]
 

@@ -806,10 +806,11 @@ def test_a_context_that_is_too_long_on_the_server_is_sent_by_the_program(is_stre
 
 def test_a_rejection_with_the_status_of_success_is_healed() -> None:
     """Some gateways send the errors of their upstream with HTTP 200; other errors reach the program."""
-    failed = {"error": {"message": "busy", "code": "overloaded"}}
-    for error, healed in ((GONE, {"rejected": 1}), (failed, {})):
-        with make_client(answer_chained(200, json=error)) as http:
+    busy = {"error": {"message": "busy", "code": "overloaded"}}
+    broken = {"error": {"message": "broken", "code": "context_length_exceeded"}}
+    for status, error, healed in ((200, GONE, {"rejected": 1}), (200, busy, {}), (500, broken, {})):
+        with make_client(answer_chained(status, json=error)) as http:
             post(http, 1)
             received = post(http).json()
-            assert received["output"] == OUTPUT if healed else received == failed
+            assert received["output"] == OUTPUT if healed else received == error
             assert chain_report(http).healed == healed

@@ -19,19 +19,12 @@ from starlette.types import Message, Scope
 from kedge.cli import group
 from kedge.incremental import MemoryIndex
 from kedge.proxy import app
-from kedge.testing import TestServer, serve
+from kedge.testing import TestServer
 from proxy.running import open_asgi, open_store, serve_proxy
 from recordings.check_recordings import check
 from recordings.exchanges import read_folder
 
 JSON_TYPE = {"content-type": "application/json"}
-
-
-@pytest.fixture
-def server() -> Iterator[TestServer]:
-    """Yield the upstream server."""
-    with serve() as running:
-        yield running
 
 
 @pytest.fixture

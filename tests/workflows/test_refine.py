@@ -136,8 +136,8 @@ async def test_model_judge_has_its_own_chain(store: Store, scripted: Any, connec
     assert [each.verdict.critique for each in result.rounds] == ["Warmer.", ""]
     assert ["It is good." in str(each.body["input"]) for each in bench.requests] == [True, False]
     assert bench.requests[1].body["previous_response_id"] == bench.requests[0].response_id
-    rows = [row for row in await store.responses() if row.usage]
-    assert result.usage.input_tokens == sum(row.usage.input_tokens for row in rows)
+    counted = [row.usage for row in await store.responses() if row.usage]
+    assert result.usage.input_tokens == sum(each.input_tokens for each in counted)
 
 
 async def test_several_workflows(store: Store, scripted: Any, connected: Any) -> None:

@@ -77,7 +77,7 @@ class ResponseObserver:
         self.has_server_error = is_server_error(status)
         self.verdict: Verdict = "waiting" if expected else "release"
         self._expected = expected
-        self._must_judge = must_judge and not self._is_error
+        self._must_judge = must_judge
         length = headers.get("content-length", "")
         self._missing_bytes = int(length) if length.isdigit() else None
         self._decoder = ResponsesDecoder()
