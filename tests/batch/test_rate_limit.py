@@ -27,6 +27,12 @@ class FakeClock:
         self.now += max(seconds, 1e-6)
 
 
+def make_limiter(**limits: int) -> tuple[FakeClock, RateLimiter]:
+    """Return a clock and a limiter that uses it."""
+    clock = FakeClock()
+    return clock, RateLimiter(clock=clock, sleep=clock.sleep, **limits)
+
+
 async def send_requests(
     pace: RateLimiter, clock: FakeClock, tokens: list[int], seconds: float = 0.0
 ) -> list[float]:
@@ -45,8 +51,7 @@ def test_no_minute_has_more_requests_than_allowed(limit: int, gaps: list[float])
     """The limit applies for any gaps between requests."""
 
     async def run() -> list[float]:
-        clock = FakeClock()
-        pace = RateLimiter(requests=limit, clock=clock, sleep=clock.sleep)
+        clock, pace = make_limiter(requests=limit)
         times: list[float] = []
         for gap in gaps:
             clock.now += gap
@@ -60,35 +65,30 @@ def test_no_minute_has_more_requests_than_allowed(limit: int, gaps: list[float])
 
 async def test_tokens_per_minute_are_limited() -> None:
     """Each minute, with the expected tokens of pending requests, is within the limit; a larger one is sent alone."""
-    clock = FakeClock()
-    pace = RateLimiter(tokens=1000, clock=clock, sleep=clock.sleep)
+    clock, pace = make_limiter(tokens=1000)
     times = await send_requests(pace, clock, [400] * 6)
     assert [time - 1000 for time in times] == pytest.approx([0, 0, 60, 60, 120, 120])
-    clock = FakeClock()
-    pace = RateLimiter(tokens=1000, clock=clock, sleep=clock.sleep)
+    clock, pace = make_limiter(tokens=1000)
     await send_requests(pace, clock, [400])
     clock.now += 60
     async with pace.request(), pace.request():
         before = clock.now
         await send_requests(pace, clock, [1])
         assert clock.now - before >= 60
-    clock = FakeClock()
-    pace = RateLimiter(tokens=1100, clock=clock, sleep=clock.sleep)
+    clock, pace = make_limiter(tokens=1100)
     await send_requests(pace, clock, [400])
     async with pace.request():
         pass  # it fails, so it has no tokens
     times = await send_requests(pace, clock, [400, 400])
     assert [time - 1000 for time in times] == pytest.approx([0, 60])
-    clock = FakeClock()
-    pace = RateLimiter(tokens=10, clock=clock, sleep=clock.sleep)
+    clock, pace = make_limiter(tokens=10)
     times = await send_requests(pace, clock, [500, 500])
     assert [time - 1000 for time in times] == pytest.approx([0, 60])
 
 
 async def test_retry_after_delays_all_requests(kedge_server: TestServer) -> None:
     """Every attempt counts toward the limit, and a 429 response delays the next one."""
-    clock = FakeClock()
-    pace = RateLimiter(requests=2, clock=clock, sleep=clock.sleep)
+    clock, pace = make_limiter(requests=2)
     engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
     paced_engine = with_middleware(engine, pace)
     kedge_server.faults.set("status=429,retry_after=7", times=1)
@@ -108,8 +108,7 @@ async def test_every_request_of_a_line_counts(kedge_server: TestServer) -> None:
     def look_up() -> str:
         return "found"
 
-    clock = FakeClock()
-    pace = RateLimiter(requests=1, clock=clock, sleep=clock.sleep)
+    clock, pace = make_limiter(requests=1)
     job = BatchJob("b", "sqlite://:memory:", f"responses:{kedge_server.base_url}#practice")
     context = BatchContext(job, await open_store(job.store_url), pace)
     context.tools = [look_up]
@@ -133,13 +132,11 @@ async def test_processes_share_the_limits(limit: int, share: int) -> None:
 
 async def test_pause_delays_all_requests() -> None:
     """No request is sent until all pauses are over; without limits none waits, and a negative limit is rejected."""
-    clock = FakeClock()
-    pace = RateLimiter(clock=clock, sleep=clock.sleep)
+    clock, pace = make_limiter()
     pace.pause(30)
     pace.pause(1)
     assert await send_requests(pace, clock, [1]) == [pytest.approx(1030)]
-    clock = FakeClock()
-    pace = RateLimiter(clock=clock, sleep=clock.sleep)
+    clock, pace = make_limiter()
     assert await send_requests(pace, clock, [10**9] * 3) == [1000.0] * 3
     with pytest.raises(InvalidSetting):
         RateLimiter(requests=-1)

@@ -180,8 +180,9 @@ def test_password_in_url_is_sent_as_header(kedge_server: TestServer) -> None:
         assert isinstance(engine, ResponsesEngine)
         assert "ann" not in engine.scope
         run_sync(engine.run(Turn([user("hi")])))
-    own = {"default_headers": {"Authorization": "Bearer own"}}
-    run_sync(connect(f"responses:{address}#practice", **own).run(Turn([user("hi")])))
+    headers = {"Authorization": "Bearer own"}
+    engine = connect(f"responses:{address}#practice", default_headers=headers)
+    run_sync(engine.run(Turn([user("hi")])))
     first, second, last = kedge_server.requests
     assert last.headers["authorization"] == "Bearer own"
     basic = b64encode(b"ann:p@ss").decode()
