@@ -121,6 +121,7 @@ def test_options_become_settings(
         (["--fault", "explode"], 1, "unknown fault 'explode'; choose one of cut_after_events"),
         (["--models", "/nowhere.toml"], 1, "cannot read /nowhere.toml"),
         (["--model", "script:/nowhere.json"], 1, "cannot be read"),
+        (["--token", "secret\n"], 1, "token must be printable text without spaces at its ends"),
         (["--retention-days", "0"], 2, "retention-days"),
         (["--port", "70000"], 2, "port"),
         (["--db", "/dev/null/x"], 1, "cannot be opened"),
@@ -134,6 +135,15 @@ def test_invalid_options_are_rejected(options: list[str], code: int, message: st
     assert result.exit_code == code
     assert message in result.output
     assert "Traceback" not in result.output
+
+
+def test_store_is_no_database_of_the_server(tmp_path: Path) -> None:
+    """One file for both is rejected with its reason: no other server uses it."""
+    path = str(tmp_path / "both.db")
+    result = CliRunner().invoke(command, ["--db", path, "--store", path, "--port", "0"])
+    assert result.exit_code == 2
+    assert "--db and --store must be different files" in result.output
+    assert not (tmp_path / "both.db").exists()
 
 
 def test_port_in_use_is_reported() -> None:

@@ -10,6 +10,7 @@ import threading
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -32,7 +33,7 @@ from kedge.cli.store_options import (
     store_practice_responses,
     use_store,
 )
-from kedge.config import data_dir, mask_url, store_url
+from kedge.config import data_dir, mask_url, store_file, store_url
 from kedge.errors import StoreError
 from kedge.memory.judge import is_chaining_enabled
 from kedge.observe import measure
@@ -72,6 +73,9 @@ def command(
     """Serve the Responses API and a web page. The built-in model needs no key and no network."""
     requires_token = has_named_tokens()
     settings = _build_settings(host, faults, requires_token=requires_token, **options)
+    store = store_file(find_store_url())
+    if page and store is not None and store.resolve() == Path(settings.db).resolve():
+        raise click.UsageError("--db and --store must be different files")
     run(settings, host, port, requires_token, keep_bodies=keep_bodies if page else None)
 
 

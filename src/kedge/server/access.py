@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from starlette.types import Scope
 
-from kedge.errors import KedgeError, StoreError
+from kedge.errors import InvalidSetting, KedgeError, StoreError
 from kedge.observe import get_logger
 from kedge.security.access_tokens import AccessToken, TokenReservation, TokenUse
 from kedge.server import errors
@@ -138,6 +138,12 @@ class AccessPolicy:
     registry: CallerRegistry | None = None
     header_bytes: int = 32 * 1024
     frees_hosts: bool = False
+
+    def __post_init__(self) -> None:
+        """Reject a token that no client could send, such as one with the line break of its file."""
+        token = self.token or ""
+        if not token.isprintable() or token != token.strip():
+            raise InvalidSetting("token must be printable text without spaces at its ends")
 
     async def authorize(self, scope: Scope, presented: Credentials) -> Access:
         """Decide about a request.
