@@ -290,6 +290,27 @@ async def test_server_is_stopped_if_cancelled_at_startup(
             scope.cancel()
 
 
+async def test_server_is_stopped_if_cancelled_while_it_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server whose owner is cancelled while its process is opened is stopped."""
+    started: list[Any] = []
+    open_process = anyio.open_process
+
+    async def open_late(*args: Any, **options: Any) -> Any:
+        started.append(await open_process(*args, **options))
+        scope.cancel()
+        await anyio.sleep(0)
+        return started[0]
+
+    monkeypatch.setattr(anyio, "open_process", open_late)
+    notes = transports.ConnectionNotes(lambda: None)
+    with anyio.CancelScope() as scope:
+        async with transports.parse_address("cat").open(notes, None):
+            await anyio.sleep_forever()
+    assert started[0].returncode is not None
+
+
 def test_server_is_stopped_with_the_event_loop(open_raw: OpenRaw) -> None:
     """A connection that is never closed is closed with its event loop."""
     toolboxes: list[Any] = []

@@ -145,16 +145,17 @@ class StdioAddress:
         Raises:
             OSError: The command cannot be started.
         """
-        process = await anyio.open_process(
-            list(self.command),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            env=build_environment(self.env),
-            cwd=self.cwd,
-            start_new_session=True,
-        )
-        # No await before the task group is entered: a cancellation in between would leave the process running.
+        # A cancellation during the start, or before the task group is entered, would leave the process running.
+        with anyio.CancelScope(shield=True):
+            process = await anyio.open_process(
+                list(self.command),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=build_environment(self.env),
+                cwd=self.cwd,
+                start_new_session=True,
+            )
         received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         outgoing, to_send = anyio.create_memory_object_stream[SessionMessage](0)
         async with anyio.create_task_group() as group, received, incoming, outgoing, to_send:
