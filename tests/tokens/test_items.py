@@ -36,6 +36,7 @@ ROWS: list[tuple[dict[str, Any], int]] = [
     ({"type": "custom_tool_call", "call_id": "c", "name": TEXT, "input": TEXT}, 2 * TEXT_TOKENS),
     ({"type": "reasoning", "summary": [{"type": "summary_text", "text": TEXT}]}, TEXT_TOKENS),
     ({"type": "reasoning", "summary": [], "encrypted_content": "A" * 160}, 30),
+    ({"type": "reasoning", "content": [TEXT], "encrypted_content": "A" * 160}, TEXT_TOKENS),
     ({"type": "compaction", "encrypted_content": "A" * 160}, 30),
     ({"type": "search", "id": "s", "query": "x"}, count_json({"type": "search", "query": "x"})),
     ({"type": ["odd"], "status": "completed"}, count_json({"type": ["odd"]})),

@@ -68,6 +68,8 @@ def test_calls_of_the_older_form_get_ids() -> None:
         tool_result("call_function_2", "2"),
         assistant("Done."),
     ]
+    with pytest.raises(InvalidTurn, match="no call of the function 'f' before"):
+        blocks_from_messages([*messages, messages[1]])
 
 
 def test_an_image_may_be_a_plain_address() -> None:

@@ -265,6 +265,7 @@ def test_hosted_tool_item_is_sent_with_a_generated_id() -> None:
     assert block.id not in sent["id"]
     assert item_from_block(block) == sent
     assert block_from_item(sent) == block
+    assert block_from_item(item, source=turns.Source(item_id="ours")).item_id == "ours"
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
     assert item_from_block(opaque(search)) == {"type": "web_search_call", "status": "completed"}
 

@@ -330,6 +330,12 @@ def test_has_prefix_compares_identical_blocks() -> None:
     assert not has_prefix(Turn([user("a"), user("b")]), start)
 
 
+def test_a_diff_compares_members_of_items() -> None:
+    """A block whose item has another value of a member such as ``phase`` is modified."""
+    one, other = (assistant("Hi", id="a", extra={"item": {"phase": each}}) for each in "xy")
+    assert len(diff(Turn([one]), Turn([other])).modified) == 1
+
+
 def test_a_text_edits_a_user_block() -> None:
     """A text is a new user block, as in a conversation; other kinds of blocks need a block."""
     turn = Turn([user("One", id="a"), assistant("Two", id="b")])
