@@ -1,6 +1,6 @@
 """Fixtures for a real server and Chats connected to it."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -8,15 +8,7 @@ import pytest
 from kedge.chat import Chat
 from kedge.engines import Engine
 from kedge.providers import connect
-from kedge.testing import TestServer, serve
-
-
-@pytest.fixture
-def server() -> Iterator[TestServer]:
-    """Yield a strict local server for one test."""
-    with serve() as running:
-        yield running
-
+from kedge.testing import TestServer
 
 OpenChat = Callable[..., Chat]
 

@@ -1,6 +1,6 @@
 """Fixtures for engines and conversations."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ from engines.conftest import open_engine
 from kedge import Conversation, connect
 from kedge.engines import Engine, ResponsesEngine
 from kedge.store import Store
-from kedge.testing import TestServer, serve
+from kedge.testing import TestServer
 
 Connect = Callable[..., Engine]
 
@@ -39,13 +39,6 @@ async def connected(kedge_server: TestServer) -> AsyncIterator[Connect]:
 async def conversation(store: Store, connected: Connect) -> Conversation:
     """Return a new conversation."""
     return await Conversation.create(connected(), store=store)
-
-
-@pytest.fixture
-def server() -> Iterator[TestServer]:
-    """Yield a strict local server for this test."""
-    with serve() as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Fixtures for the tests of the engines: a real server and a real client."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,14 +9,7 @@ import pytest
 from engines.runs import Link
 from kedge.engines import ResponsesEngine
 from kedge.providers import connect
-from kedge.testing import TestServer, serve
-
-
-@pytest.fixture
-def server() -> Iterator[TestServer]:
-    """Yield a strict local server for this test."""
-    with serve() as running:
-        yield running
+from kedge.testing import TestServer
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
-"""Fixtures for the server and the engine, shared with the tests of engines, and for servers in memory."""
+"""Fixtures for the engine, shared with the tests of engines, and for servers in memory."""
 
 from collections.abc import AsyncGenerator
 
 import pytest
 
-from engines.conftest import engine, server
+from engines.conftest import engine
 from law.networks import MemoryNetwork
 
-__all__ = ["engine", "network", "server"]
+__all__ = ["engine", "network"]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from kedge import mcp_tools
@@ -300,7 +301,7 @@ async def test_server_is_stopped_if_cancelled_while_it_is_started(
     async def open_late(*args: Any, **options: Any) -> Any:
         started.append(await open_process(*args, **options))
         scope.cancel()
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         return started[0]
 
     monkeypatch.setattr(anyio, "open_process", open_late)

@@ -1,5 +1,5 @@
-"""Fixtures for the server and the engine, shared with the tests of engines."""
+"""The fixture for the engine, shared with the tests of engines."""
 
-from engines.conftest import engine, server
+from engines.conftest import engine
 
-__all__ = ["engine", "server"]
+__all__ = ["engine"]

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from kedge.practice import Script
 from kedge.server.models import PracticeModel
 from kedge.server.state import ServerState
-from kedge.testing import TestServer, serve
+from kedge.testing import TestServer
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT
 
@@ -34,13 +34,6 @@ WEATHER: Any = {
         "required": ["city"],
     },
 }
-
-
-@pytest.fixture
-def server() -> Iterator[TestServer]:
-    """Yield a server that only this test uses."""
-    with serve() as running:
-        yield running
 
 
 @pytest.fixture(scope="session")
