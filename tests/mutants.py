@@ -1,24 +1,37 @@
-"""``make campaign ONLY=mutants``: apply the mutants of ``mutants.toml`` to a copy of the tree, and run their tests.
+"""``make campaign ONLY=mutants``: apply the mutants of ``mutants.toml`` to copies of the tree, and run their tests.
 
 A mutant is caught if a test fails, or does not end in time. The others survive: they are printed, and either a test
 lacks an assertion, or the change makes no difference and the mutant is replaced. ``python tests/mutants.py TEXT…``
 runs only those whose file or change contains one of the texts.
 """
 
+import importlib
 import os
 import shutil
-import subprocess
+import signal
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import NoReturn
 
+import pytest
 from rich.progress import Progress
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 900
+POLL_SECONDS = 0.05
+OPTIONS = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+"""Some packages whose assertions pytest could rewrite are imported already."""
+IMPORTED = (
+    *("aiohttp", "hypothesis", "httpx2", "mcp", "openai", "openai.types.responses", "pydantic"),
+    *("starlette.applications", "uvicorn", "websockets", "anyio._backends._asyncio"),
+)
 COPIED = ("src", "tests", "docs", "examples", "pyproject.toml", "README.md")
 
 
@@ -67,27 +80,42 @@ def _write(path: Path, source: str) -> None:
 
 
 def run_tests(tree: Path, tests: tuple[str, ...]) -> str:
-    """Run test files up to the first failure; return its name, or an empty text if all passed."""
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=tree,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "no end"
-    if done.returncode == 0:
+    """Run test files up to the first failure; return its name, or an empty text if all passed.
+
+    They run in a fork of this process, which has imported the packages that most tests import, and nothing of Kedge.
+    """
+    log = tree / "tests.log"
+    process = os.fork()
+    if process == 0:
+        _run_in_fork(tree, log, tests)
+    end = time.monotonic() + TIMEOUT
+    while (status := os.waitpid(process, os.WNOHANG))[0] == 0:
+        if time.monotonic() > end:
+            os.killpg(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            return "no end"
+        time.sleep(POLL_SECONDS)
+    if status[1] == 0:
         return ""
-    lines = done.stdout.splitlines()
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     failed = [line.partition(" - ")[0] for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return failed[0] if failed else f"exit code {done.returncode}"
+    return failed[0] if failed else f"exit code {os.waitstatus_to_exitcode(status[1])}"
+
+
+def _run_in_fork(tree: Path, log: Path, tests: tuple[str, ...]) -> NoReturn:
+    os.setsid()
+    os.chdir(tree)
+    os.environ["PYTHONPATH"] = str(tree / "src")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.path.insert(0, str(tree / "src"))
+    code = 1
+    try:
+        with log.open("w", encoding="utf-8") as sys.stdout, redirect_stderr(sys.stdout):
+            os.dup2(sys.stdout.fileno(), 1)
+            os.dup2(sys.stdout.fileno(), 2)
+            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *OPTIONS, *tests]))
+    finally:
+        os._exit(code)
 
 
 def copy_tree(folder: Path) -> Path:
@@ -102,15 +130,30 @@ def copy_tree(folder: Path) -> Path:
     return folder
 
 
+def prepare_worker(folder: str) -> None:
+    """Give this process a tree of its own, and import what most tests import."""
+    os.chdir(copy_tree(Path(mkdtemp(dir=folder))))
+    for name in IMPORTED:
+        importlib.import_module(name)
+
+
+def run_in_worker(mutant: Mutant) -> str:
+    """Run a mutant in the tree of this process."""
+    return run_mutant(Path.cwd(), mutant)
+
+
 def main(*texts: str) -> int:
     """Run the mutants; the exit code is 0 if all were caught."""
     chosen = texts or ("",)
     mutants = [each for each in read_mutants() if any(text in str(each) for text in chosen)]
     survivors: list[Mutant] = []
-    with TemporaryDirectory() as folder, Progress(disable=not sys.stderr.isatty()) as progress:
-        tree = copy_tree(Path(folder))
-        for mutant in progress.track(mutants, description="mutants"):
-            caught = run_mutant(tree, mutant)
+    with (
+        TemporaryDirectory() as folder,
+        Progress(disable=not sys.stderr.isatty()) as progress,
+        ProcessPoolExecutor(os.cpu_count(), initializer=prepare_worker, initargs=(folder,)) as pool,
+    ):
+        results = zip(mutants, pool.map(run_in_worker, mutants), strict=True)
+        for mutant, caught in progress.track(results, len(mutants), description="mutants"):
             survivors += [] if caught else [mutant]
             print(f"{caught or 'SURVIVED'}  {mutant}", flush=True)
     print(f"{len(mutants) - len(survivors)} of {len(mutants)} mutants were caught")

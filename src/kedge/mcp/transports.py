@@ -145,17 +145,8 @@ class StdioAddress:
         Raises:
             OSError: The command cannot be started.
         """
-        # A cancellation during the start, or before the task group is entered, would leave the process running.
-        with anyio.CancelScope(shield=True):
-            process = await anyio.open_process(
-                list(self.command),
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
-                env=build_environment(self.env),
-                cwd=self.cwd,
-                start_new_session=True,
-            )
+        process = await self._start()
+        # No await before the task group is entered: a cancellation in between would leave the process running.
         received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         outgoing, to_send = anyio.create_memory_object_stream[SessionMessage](0)
         async with anyio.create_task_group() as group, received, incoming, outgoing, to_send:
@@ -174,6 +165,19 @@ class StdioAddress:
                 if notes.ended:
                     notes.exit_code = process.returncode
                 group.cancel_scope.cancel()
+
+    async def _start(self) -> Process:
+        with anyio.CancelScope(shield=True):  # a cancelled start would leave the process running
+            return await anyio.open_process(
+                list(self.command),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=build_environment(self.env),
+                cwd=self.cwd,
+                start_new_session=True,
+            )
+        raise AssertionError("the scope was cancelled from outside")
 
 
 @dataclass(frozen=True, slots=True)
