@@ -7,6 +7,7 @@ runs only those whose file or change contains one of the texts.
 
 import importlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -98,7 +99,7 @@ def run_tests(tree: Path, tests: tuple[str, ...]) -> str:
     if status[1] == 0:
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    failed = [line.partition(" - ")[0] for line in lines if line.startswith(("FAILED", "ERROR"))]
+    failed = [line.partition(" - ")[0] for line in lines if re.match(r"(FAILED|ERROR) \S", line)]
     return failed[0] if failed else f"exit code {os.waitstatus_to_exitcode(status[1])}"
 
 
