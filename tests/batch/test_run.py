@@ -213,6 +213,12 @@ INVALID_LINES = [
     ('{"prompt": "a", "params": {"key": "k"}}', "has 'key', which is not a request parameter"),
     ('{"prompt": "a", "params": {"ephemeral": 5}}', "params.ephemeral must be a text or a list"),
     ('{"prompt": "a", "params": {"top_p": NaN}}', "line 1 of prompts.jsonl: params.top_p: nan is"),
+    ('{"prompt": "a", "params": 0}', "line 1 of prompts.jsonl: params must be an object"),
+    ('{"prompt": "a", "params": []}', "line 1 of prompts.jsonl: params must be an object"),
+    (
+        '{"prompt": "a", "schema": {"title": "\\ud800"}}',
+        "line 1 of prompts.jsonl: schema: $.title: lone surrogate",
+    ),
     ("[" * 200_000, "line 1 of prompts.jsonl is not valid JSON"),
     ('{"prompt": "a", "id": "\\ud800"}', "id contains a lone surrogate"),
     ('{"prompt": "a", "id": "1"}\n{"prompt": "b", "id": 1}', "has the same id '1' as line 1"),
@@ -242,6 +248,25 @@ async def test_unusable_files_are_reported(batch: dict[str, Any], tmp_path: Path
         await run_batch([BatchLine("a", ("Hi",))], os.devnull, store_url=batch["store_url"])
     with pytest.raises(InvalidBatch, match="at least 1"):
         await run_batch([], **batch, concurrency=0)
+
+
+@pytest.mark.parametrize("name", ["store.db", "store.db-wal", "other.db", "other.db-shm"])
+def test_results_are_not_written_to_a_database(
+    batch: dict[str, Any], tmp_path: Path, name: str
+) -> None:
+    """The store of the batch, also before it exists, another database and the journals of both are rejected."""
+    other = tmp_path / "other.db"
+    other.write_bytes(b"SQLite format 3\0 and more")
+    with pytest.raises(InvalidBatch, match="is a database; choose another file"):
+        anyio.run(lambda: run_batch([BatchLine("a", ("Hi",))], **{**batch, "out": tmp_path / name}))
+    assert [each.name for each in tmp_path.iterdir()] == ["other.db"]
+
+
+@pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute"])
+async def test_negative_limits_are_rejected(batch: dict[str, Any], limit: str) -> None:
+    """A negative limit is not one request or token per minute."""
+    with pytest.raises(InvalidBatch, match="limits per minute"):
+        await run_batch([BatchLine("a", ("Hi",))], **batch, **{limit: -1})
 
 
 async def test_file_of_another_program_is_unchanged(batch: dict[str, Any]) -> None:

@@ -93,12 +93,13 @@ class BatchLine:
             raise InvalidBatch(
                 f"{location}: prompts must be a list of one or more texts that are not empty"
             )
+        params = table.get("params")
         return cls(
             id=_check_id(table.get("id", number or None), location),
             prompts=tuple(cast("list[str]", texts)),
             system=_check_text(table.get("system"), f"{location}: system"),
             model=_check_text(table.get("model"), f"{location}: model"),
-            params=check_line_params(table.get("params") or {}, f"{location}: params"),
+            params=check_line_params({} if params is None else params, f"{location}: params"),
             schema=_check_schema(table.get("schema"), f"{location}: schema"),
         )
 
@@ -131,7 +132,7 @@ def _check_schema(schema: object, location: str) -> dict[str, Any] | None:
     checked = cast("dict[str, Any]", schema)
     try:
         to_output_schema(checked, "answer")
-    except InvalidSetting as error:
+    except (InvalidSetting, InvalidJSON) as error:
         raise InvalidBatch(f"{location}: {error}") from error
     return checked
 

@@ -31,6 +31,7 @@ from kedge.batch.files import (
     summarize_results,
 )
 from kedge.batch.rate_limit import RateLimiter
+from kedge.config import is_database
 from kedge.conversation import Conversation
 from kedge.engines import Engine
 from kedge.errors import InvalidBatch, KedgeError, KeyReused
@@ -39,6 +40,7 @@ from kedge.middleware.compose import Tools
 from kedge.planning import find_running
 from kedge.providers import connect
 from kedge.store import Store, open_store
+from kedge.store.open import resolve_address
 from kedge.tools import Approver
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 
@@ -337,6 +339,10 @@ async def run_batch(
     """
     if concurrency < 1 or attempts < 1:
         raise InvalidBatch("concurrency and attempts must be at least 1")
+    if requests_per_minute < 0 or tokens_per_minute < 0:
+        raise InvalidBatch("limits per minute must be at least 0, which means none")
+    if is_database(Path(out), resolve_address(store_url)):
+        raise InvalidBatch(f"{out} is a database; choose another file with --out")
     lines = list(prompts) if not isinstance(prompts, str | Path) else read_lines(prompts)
     if len({line.id for line in lines}) < len(lines):
         raise InvalidBatch("two lines have the same id; ids must be unique")

@@ -134,7 +134,7 @@ def import_command(file: Path) -> Result:
 
 
 def _read_chats(text: str, lines: list[str]) -> list[list[Block]] | None:
-    """Return the blocks of each chat of the Chat Completions API; None if the file has another form."""
+    """Return the blocks of each chat of the Chat Completions API that has any; None if the file has another form."""
     try:
         values = [decode(text)]
     except (ValueError, RecursionError):
@@ -148,9 +148,11 @@ def _read_chats(text: str, lines: list[str]) -> list[list[Block]] | None:
         if not isinstance(chat.get("messages"), list):
             return None
         try:
-            chats.append(blocks_from_messages(chat["messages"]))
+            blocks = blocks_from_messages(chat["messages"])
         except InvalidTurn as error:
             raise KedgeError(f"chat {number}: {error}; nothing was imported") from error
+        if blocks:
+            chats.append(blocks)
     return chats
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kedge.cli.base import default_option, echo_note, get_config, get_setting, setting_option
-from kedge.config import data_dir, load_config, mask_url, store_file, store_url
+from kedge.config import data_dir, is_database, load_config, mask_url, store_file, store_url
 from kedge.errors import KedgeError, NotInStore, UnconfirmedReference
 from kedge.text.display import sanitize_text
 
@@ -58,16 +58,10 @@ def check_output_file(path: Path) -> None:
     Raises:
         click.UsageError: It is the store of this command, or another SQLite database.
     """
-    store = store_file(find_store_url())
-    is_database = store is not None and path.resolve() == store.resolve()
-    if path.is_file():
-        with suppress(OSError), path.open("rb") as file:
-            is_database |= file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
-    if is_database:
+    if is_database(path, find_store_url()):
         raise click.UsageError(f"{path} is a database; choose another file with --out")
 
 
-_SQLITE_MAGIC = b"SQLite format 3\0"
 _AGE_PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhdw])")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 

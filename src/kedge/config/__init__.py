@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -37,6 +38,7 @@ def data_dir() -> Path:
 
 URL_FORMATS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/database"
 _NOT_FILES = frozenset({"", "postgres", "postgresql", "sqlite", "memory"})
+_SQLITE_MAGIC = b"SQLite format 3\0"
 _LIBPQ = re.compile(r"(?:^|\s)(?:host|hostaddr|dbname|user|password)\s*=")
 """A member of a connection string of PostgreSQL."""
 """Names of databases, which are not meant as files, also with a colon behind them."""
@@ -72,6 +74,23 @@ def store_file(url: str) -> Path | None:
     if not url.startswith("sqlite:///") or ":memory:" in url:
         return None
     return Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
+
+
+def is_database(path: Path, url: str) -> bool:
+    """Return whether a file is the store with this address, another SQLite database, or a journal of one."""
+    store = store_file(url)
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        if not path.name.endswith(suffix) or path.name == suffix:
+            continue
+        file = path.with_name(path.name.removesuffix(suffix))
+        if store is not None and file.resolve() == store.resolve():
+            return True
+        with suppress(OSError):
+            if file.is_file():
+                with file.open("rb") as opened:
+                    if opened.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC:
+                        return True
+    return False
 
 
 def config_path() -> Path:
