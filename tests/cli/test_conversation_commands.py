@@ -415,7 +415,8 @@ def test_json_has_the_documented_members(
 def test_import_of_nothing_is_reported() -> None:
     """An empty file is no error; an invalid message is named with its position, and nothing is imported."""
     assert run_json("import", "-", stdin="") == []
-    assert "Nothing was imported" in run_command("import", "-", stdin="\n").stdout
+    for text in ("\n", "[]", '{"messages": []}', "[]\n[]"):
+        assert "Nothing was imported" in run_command("import", "-", stdin=text).stdout
     lines = [json.dumps(CHAT), json.dumps({"messages": [{"role": "user"}]})]
     done = run_command("import", "-", stdin="\n".join(lines))
     assert done.exit_code == 1

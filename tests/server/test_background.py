@@ -133,6 +133,16 @@ def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedMode
     assert after.content == b"data: [DONE]\n\n"
 
 
+@pytest.mark.parametrize("value", ["True", "1", "yes", ""])
+def test_stream_of_a_query_is_true_or_false(http: httpx2.Client, value: str) -> None:
+    """Another value is rejected, because its client would wait for events that are not sent."""
+    known = create_streamed(http)
+    assert http.get(f"/v1/responses/{known}?stream=false").json()["id"] == known
+    rejected = http.get(f"/v1/responses/{known}", params={"stream": value})
+    assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "stream")
+    assert "Supported values are: 'true' and 'false'." in rejected.json()["error"]["message"]
+
+
 def test_a_stream_that_cannot_be_resumed(server: TestServer, http: httpx2.Client) -> None:
     """Only a background stream can be resumed, after an event number of at most 53 bits, for five minutes."""
     known = create_streamed(http)

@@ -136,7 +136,10 @@ async def retrieve(request: Request) -> Any:
     """Answer ``GET /v1/responses/{id}``, complete or as a replay of its stream."""
     http.check_include(request)
     service = http.get_service(request)
-    if request.query_params.get("stream") == "true":
+    stream = request.query_params.get("stream", "false")
+    if stream not in ("true", "false"):
+        raise errors.INVALID_VALUE(path="stream", value=stream, supported="'true' and 'false'")
+    if stream == "true":
         return await _replay_stream(service, request)
     return http.respond_encoded(await service.run(_read_response, service, request))
 
