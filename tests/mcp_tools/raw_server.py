@@ -145,6 +145,11 @@ def answer(request: dict[str, Any]) -> None:
             result = {"tools": tools, "nextCursor": str(cursor + 1)}
         case "tools/list" if len(CALLS) < 2 and MODE != "unlisted":
             result = {"tools": list_tools(), **COMPLETE}
+        case "tools/call" if MODE == "enormous":
+            digits = "1" + "0" * 5_000
+            sys.stdout.write(f'{{"jsonrpc": "2.0", "id": {number}, "result": {{"n": {digits}}}}}\n')
+            sys.stdout.flush()
+            return
         case "tools/call" if MODE == "code" and not CALLS:
             CALLS.append(params["name"])
             write({"id": number, "error": {"code": -32000, "message": "rate limited"}})

@@ -188,6 +188,13 @@ async def test_what_can_be_read_of_a_result_is_used(open_raw: OpenRaw) -> None:
                 assert "\n".join(parts) == text
 
 
+async def test_result_with_an_enormous_integer_fails_at_once(open_raw: OpenRaw) -> None:
+    """A response with an integer that Python does not parse ends its call, which would wait for its time limit."""
+    async with open_raw("enormous") as toolbox:
+        assert "its response is not valid" in (await call(toolbox)).text
+        assert (await call(toolbox)).metadata["kedge.outcome"] == "failed"
+
+
 async def test_error_code_of_the_server_keeps_the_connection(open_raw: OpenRaw) -> None:
     """An error with the code -32000, which servers use for errors of their own, does not end the server."""
     async with open_raw("code") as toolbox:

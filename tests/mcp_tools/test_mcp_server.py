@@ -2,6 +2,7 @@
 
 import base64
 import json
+import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -35,6 +36,28 @@ from mcp_tools.tool_server import PNG
 
 KEDGE_MCP = [sys.executable, "-m", "kedge", "mcp"]
 READING = ["search", "list", "show"]
+
+
+def test_request_with_half_of_an_emoji_is_answered(tmp_path: Path) -> None:
+    """A text that is not valid Unicode is repaired; without that the client would wait for an answer."""
+    client = {"name": "test", "version": "1"}
+    parameters = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
+    requests: list[dict[str, Any]] = [
+        {"id": 1, "method": "initialize", "params": parameters},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "\ud83d"}},
+    ]
+    lines = "\n".join(json.dumps({"jsonrpc": "2.0", **each}) for each in requests)
+    command = [*KEDGE_MCP, "--allow-write", "--store", str(tmp_path / "store.db")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{lines}\n".encode())
+        process.stdin.flush()
+        answers = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.stdin.close()
+    assert [each["id"] for each in answers] == [1, 2]
+    assert "There is no tool '\ufffd'." in answers[1]["result"]["content"][0]["text"]
 
 
 async def test_bodies_have_a_deadline(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

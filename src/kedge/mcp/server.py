@@ -5,14 +5,19 @@ are redacted by ``run_calls``. The server translates between a toolbox and the p
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import quote
 
+import anyio
 import mcp_types as types
+from anyio.abc import ObjectSendStream
+from mcp.client._transport import ReadStream
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
-from pydantic import Field
+from mcp.shared.message import SessionMessage
+from pydantic import Field, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import kedge
 from kedge.conversation import Conversation
 from kedge.errors import InvalidTurn
+from kedge.mcp.transports import validate_message
 from kedge.server import errors
 from kedge.server.access import (
     AccessPolicy,
@@ -230,8 +236,26 @@ def _to_content(part: Part) -> types.ContentBlock:
 
 async def serve_stdio(server: Server[Any]) -> None:
     """Serve on the standard streams of this process, until standard input ends."""
-    async with stdio_server() as (incoming, outgoing):
-        await server.run(incoming, outgoing, server.create_initialization_options())
+    send, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    async with stdio_server() as (incoming, outgoing), anyio.create_task_group() as group:
+        group.start_soon(_repair_messages, incoming, send)
+        await server.run(received, outgoing, server.create_initialization_options())
+        group.cancel_scope.cancel()
+
+
+async def _repair_messages(
+    incoming: ReadStream[SessionMessage | Exception],
+    send: ObjectSendStream[SessionMessage | Exception],
+) -> None:
+    """Pass on messages; a text that is not valid Unicode is repaired, because its request would get no answer."""
+    async with send:
+        async for message in incoming:
+            repaired = message
+            if isinstance(message, ValidationError):
+                with suppress(ValueError, RecursionError):
+                    line = str(message.errors()[0]["input"])
+                    repaired = SessionMessage(validate_message(line.encode()))
+            await send.send(repaired)
 
 
 def create_http_app(server: Server[Any], policy: AccessPolicy) -> ASGIApp:

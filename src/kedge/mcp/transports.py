@@ -49,6 +49,7 @@ log = get_logger("kedge.mcp")
 
 MAX_NOTE_CHARS = 500
 MAX_NAME_CHARS = 32
+MAX_INTEGER_CHARS = 100
 GRACE_SECONDS = 2.0
 """Seconds in which a process must exit after its input is closed, after SIGTERM, and after SIGKILL."""
 REAP_SECONDS = 30.0
@@ -306,7 +307,7 @@ def _parse_message(line: bytes, notes: ConnectionNotes) -> SessionMessage | None
     if not line.strip():
         return None
     try:
-        message = _validate_message(line)
+        message = validate_message(line)
     except (ValueError, RecursionError):
         notes.stray_output = notes.stray_output or line[:MAX_NOTE_CHARS].decode(errors="replace")
         log.debug("an MCP server wrote a line that is not a message, %d bytes", len(line))
@@ -317,13 +318,18 @@ def _parse_message(line: bytes, notes: ConnectionNotes) -> SessionMessage | None
 def _build_rejection(line: bytes) -> SessionMessage | None:
     """Return an error for the request that an invalid response belongs to, which would wait for its time limit."""
     try:
-        response: Any = json.loads(line)
+        # Floats: Python does not parse an integer of thousands of digits, of which the response may have one.
+        response: Any = json.loads(line, parse_int=_parse_short_integer)
         is_response = response["jsonrpc"] == "2.0" and ("result" in response or "error" in response)
         error = ErrorData(code=INTERNAL_ERROR, message="its response is not valid")
         message = JSONRPCError(jsonrpc="2.0", id=response["id"], error=error)
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
     return SessionMessage(message) if is_response else None
+
+
+def _parse_short_integer(text: str) -> int | float:
+    return int(text) if len(text) < MAX_INTEGER_CHARS else float(text)
 
 
 def _repair_message(message: SessionMessage) -> SessionMessage:
@@ -333,7 +339,7 @@ def _repair_message(message: SessionMessage) -> SessionMessage:
     return message
 
 
-def _validate_message(line: bytes) -> JSONRPCMessage:
+def validate_message(line: bytes) -> JSONRPCMessage:
     """Parse a message; a text that is not valid Unicode, such as half of an emoji, is repaired."""
     try:
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
