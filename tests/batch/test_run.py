@@ -266,7 +266,7 @@ def test_results_are_not_written_to_a_database(
 async def test_negative_limits_are_rejected(batch: dict[str, Any], limit: str) -> None:
     """A negative limit is not one request or token per minute."""
     with pytest.raises(InvalidBatch, match="limits per minute"):
-        await run_batch([BatchLine("a", ("Hi",))], **batch, **{limit: -1})
+        await run_batch([BatchLine("a", ("Hi",))], **{**batch, limit: -1})
 
 
 async def test_file_of_another_program_is_unchanged(batch: dict[str, Any]) -> None:
