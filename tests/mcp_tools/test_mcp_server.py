@@ -60,6 +60,21 @@ def test_request_with_half_of_an_emoji_is_answered(tmp_path: Path) -> None:
     assert "There is no tool '\ufffd'." in answers[1]["result"]["content"][0]["text"]
 
 
+async def test_request_with_half_of_an_emoji_is_answered_over_http(store: Store) -> None:
+    """A text that is not valid Unicode is repaired as on standard input."""
+    client = {"name": "\ud83d", "version": "1"}
+    parameters = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
+    request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": parameters}
+    headers = {
+        "content-type": "application/json",
+        "accept": "application/json, text/event-stream",
+    }
+    app = create_http_app(create_mcp_server(StoreTools(store).to_toolbox()), AccessPolicy(None))
+    async with serve_app(app) as url, httpx2.AsyncClient() as http:
+        response = await http.post(url, content=json.dumps(request), headers=headers)
+    assert response.status_code == 200
+
+
 async def test_bodies_have_a_deadline(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request whose body does not arrive in time is answered, and its connection is closed."""
     monkeypatch.setattr("kedge.mcp.server.READ_SECONDS", 0.01)

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import kedge
 from kedge.conversation import Conversation
 from kedge.errors import InvalidTurn
-from kedge.mcp.transports import validate_message
+from kedge.mcp.transports import repair_json, validate_message
 from kedge.server import errors
 from kedge.server.access import (
     AccessPolicy,
@@ -284,6 +284,9 @@ def create_http_app(server: Server[Any], policy: AccessPolicy) -> ASGIApp:
             return
         except ClientDisconnect:
             return
+        if b"\\ud" in body.lower():
+            with suppress(ValueError, RecursionError):
+                body = repair_json(body)
         read = iter([{"type": "http.request", "body": body}])
 
         async def replay() -> Message:

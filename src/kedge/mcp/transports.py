@@ -344,9 +344,17 @@ def validate_message(line: bytes) -> JSONRPCMessage:
     try:
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
-        value = json.loads(line.decode(errors="replace"))
-        repaired = repair_surrogates(json.dumps(value, ensure_ascii=False))
-        return jsonrpc_message_adapter.validate_json(repaired, by_name=False)
+        return jsonrpc_message_adapter.validate_json(repair_json(line), by_name=False)
+
+
+def repair_json(text: bytes) -> bytes:
+    """Return JSON whose texts are valid Unicode.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
+    value = json.loads(text.decode(errors="replace"))
+    return repair_surrogates(json.dumps(value, ensure_ascii=False)).encode()
 
 
 async def _read_errors(process: Process, notes: ConnectionNotes) -> None:
