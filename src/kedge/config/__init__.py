@@ -38,10 +38,10 @@ def data_dir() -> Path:
 
 URL_FORMATS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/database"
 _NOT_FILES = frozenset({"", "postgres", "postgresql", "sqlite", "memory"})
-_SQLITE_MAGIC = b"SQLite format 3\0"
+"""Names of databases, which are not meant as files, also with a colon behind them."""
 _LIBPQ = re.compile(r"(?:^|\s)(?:host|hostaddr|dbname|user|password)\s*=")
 """A member of a connection string of PostgreSQL."""
-"""Names of databases, which are not meant as files, also with a colon behind them."""
+_SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 def store_url(address: str = "", *, create: bool = True) -> str:
