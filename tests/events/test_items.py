@@ -108,8 +108,8 @@ def test_arguments_without_ids_are_not_assigned_to_one_of_two_open_calls() -> No
 
 def test_text_without_id_and_index_belongs_to_the_message_without_an_id() -> None:
     """Of two open messages, the one whose id is known is not meant."""
-    stream = [item_event("added", message("", item_id)) for item_id in ("a", "")]
-    for item_id, text in (("", "Two"), ("a", "One")):
+    stream = [item_event("added", message("", item_id)) for item_id in ("", "a")]
+    for item_id, text in (("a", "Two"), ("", "One")):
         delta = text_delta(text, item_id)
         del delta["output_index"]
         stream.append(delta)
