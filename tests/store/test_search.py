@@ -92,6 +92,12 @@ async def test_hits_are_ranked_and_paginated(store: Store) -> None:
         await store.search("sea", limit=-1)
 
 
+async def test_an_unknown_role_is_rejected(store: Store) -> None:
+    """A search for a kind of block that does not exist is an error, not a search without hits."""
+    with pytest.raises(InvalidSetting, match=r"role must be one of user, assistant, .*not 'humna'"):
+        await store.search("sea", role="humna")
+
+
 async def test_hits_are_filtered_by_role_tag_and_time(store: Store) -> None:
     """Search filters by role, tag and time, and a fork is matched by its own tags."""
     row, nodes = await create_conversation(store, 1)

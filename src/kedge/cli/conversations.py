@@ -4,7 +4,7 @@ These are ``kedge rename``, ``tag``, ``archive``, ``fork``, ``undo`` and ``redo`
 """
 
 import time
-from typing import Any
+from typing import Any, get_args
 
 import click
 from msgspec import structs
@@ -20,6 +20,7 @@ from kedge.cli.store_options import (
 )
 from kedge.conversation.lookup import find_redo_target, find_undo_target
 from kedge.store import ConversationRow, Hit, Store
+from kedge.store.search import SearchRole
 from kedge.store.summaries import LIST_FILTERS, LIST_ORDERS, list_summaries
 from kedge.text.display import format_age, format_percent, pluralize, sanitize_text, shorten_id
 from kedge.web.shapes import ConversationShape, overview_status, shape_overview
@@ -83,12 +84,9 @@ def _format_marks(row: dict[str, Any]) -> str:
     return "".join(f" {mark}" for mark in marks)
 
 
-ROLES = ("user", "assistant", "system", "reasoning", "tool_call", "tool_result")
-
-
 @kedge_command("search")
 @click.argument("words", nargs=-1, required=True)
-@click.option("--role", type=click.Choice(ROLES), help="Only blocks of this kind.")
+@click.option("--role", type=click.Choice(get_args(SearchRole)), help="Only blocks of this kind.")
 @click.option("--tag", help="Only conversations with this tag.")
 @time_options
 @default_option(

@@ -34,6 +34,8 @@ from kedge.store.search_query import (
 )
 from kedge.store.stored_blocks import decode_blocks, extract_search_text
 
+SearchRole = Literal["user", "assistant", "system", "reasoning", "tool_call", "tool_result"]
+"""A kind of blocks whose text is searched."""
 BATCH_SIZE = 1_000
 """The number of nodes that are indexed in one transaction."""
 PAGE_SIZE = 500
@@ -83,6 +85,8 @@ class SearchOptions(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         check_choice("order", self.order, get_args(SearchOrder))
+        if self.role is not None:
+            check_choice("role", self.role, get_args(SearchRole))
         validate_page(self.limit, self.offset)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from kedge.store.search import SearchRole
 from kedge.store.summaries import ListFilter, ListOrder
 
 Text = Annotated[str, StringConstraints(max_length=400_000)]
@@ -59,7 +60,7 @@ class SearchQuery(QueryParams):
     """A search in all messages."""
 
     q: Name = Field(description='Words, "phrases", begin*, -excluded, and OR between alternatives.')
-    role: Name | None = Field(None, description="A kind of block, such as user or assistant.")
+    role: SearchRole | None = Field(None, description="The kind of block.")
     tag: Name | None = None
     since: Time | None = None
     until: Time | None = None
