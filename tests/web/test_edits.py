@@ -46,7 +46,7 @@ def test_assistant_and_system_messages_can_be_edited(page: PageServer) -> None:
     now = {block["kind"]: block for block in page.get(f"{path}/turns")["blocks"]}
     assert now["system"]["text"] == "New text"
     assert now["assistant"]["parts"][0]["text"] == "New text"
-    for block, status in ((by_kind["tool_call"], 400), ("blk_none", 400)):
+    for block, status in ((by_kind["tool_call"], 400), ("blk_none", 404)):
         answer = page.client.post(f"{path}/edit", json={"block": block, "text": "x"})
         assert answer.status_code == status
 

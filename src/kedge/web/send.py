@@ -146,7 +146,11 @@ async def _edit_question(
             if node.kind == "asked" and start == lengths[node.parent]:
                 return [*blocks[start:index], new, *blocks[index + 1 : stop]], node.parent, None
             return [new], node.id, index
-    raise NotInStore(f"there is no block {block_id!r} on the path to node {opened.node}")
+    raise _missing_block(block_id, opened.node)
+
+
+def _missing_block(block_id: str, node: int) -> NotInStore:
+    return NotInStore(f"there is no block {block_id!r} on the path to node {node}")
 
 
 def _edit_user_block(
@@ -183,12 +187,15 @@ async def edit_block(service: ConversationService, name: str, body: schemas.Bloc
 
     Raises:
         InvalidSetting: The block has no text that can be replaced.
+        NotInStore: There is no such block.
         HeadConflict: The head has moved.
     """
     opened = await service.open(name)
     check_head(opened, body.head)
     conversation = opened.conversation
-    old = conversation.turn.blocks[conversation.turn.index(body.block)]
+    old = next((block for block in conversation.turn.blocks if block.id == body.block), None)
+    if old is None:
+        raise _missing_block(body.block, opened.node)
     node = await conversation.edit(body.block, _replace_text(old, body.text))
     return EditShape(conversation=conversation.id, node=node.id)
 
