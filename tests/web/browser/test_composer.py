@@ -18,14 +18,17 @@ DROP_FILE = """([type, name, text]) => {
 
 
 def test_images_and_files_are_attached(open_tab: OpenTab, page: PageServer) -> None:
-    """Files can be selected, pasted, dropped and removed; an unsupported type is reported."""
+    """Files can be selected, pasted, dropped and removed; each file that is not accepted is reported."""
     tab = open_tab(page, f"/conversations/{page.create_conversation()}")
     files: list[FilePayload] = [
         {"name": "dot.png", "mimeType": "image/png", "buffer": PNG},
         {"name": "setup.exe", "mimeType": "application/x-msdownload", "buffer": b"MZ"},
+        {"name": "large.txt", "mimeType": "text/plain", "buffer": b"x" * 5_000_001},
     ]
     tab.get_by_label("Attach files").set_input_files(files)
-    expect(tab.get_by_text("setup.exe: files of this type cannot be attached.")).to_be_visible()
+    toast = tab.locator("#toast")
+    expect(toast).to_contain_text("setup.exe: files of this type cannot be attached.")
+    expect(toast).to_contain_text("large.txt is too large")
     tab.evaluate(DROP_FILE, ["paste", "pasted.txt", "from the clipboard"])
     tab.evaluate(DROP_FILE, ["drop", "dropped.txt", "from a folder"])
     expect(tab.locator("[data-attached] li")).to_have_count(3)

@@ -11,14 +11,16 @@ let attached = []; // { data, filename, size }
 
 export async function attachFiles(files) {
   const accepted = document.querySelector("[data-attach]")?.accept.split(",") ?? [];
+  const problems = [];
   for (const file of files) {
     const total = attached.reduce((sum, each) => sum + each.size, file.size);
     const type = accepted.includes(file.type) ? file.type : TYPES[file.name.split(".").pop().toLowerCase()];
-    if (!accepted.includes(type)) toast(`${file.name}: files of this type cannot be attached.`);
-    else if (file.size > MAX_BYTES || total > MAX_TOTAL) toast(`${file.name} is too large: 5 MB for each file, 10 MB in total.`);
-    else if (attached.length >= MAX_COUNT) toast(`A message can have ${MAX_COUNT} attachments.`);
+    if (!accepted.includes(type)) problems.push(`${file.name}: files of this type cannot be attached.`);
+    else if (file.size > MAX_BYTES || total > MAX_TOTAL) problems.push(`${file.name} is too large: 5 MB for each file, 10 MB in total.`);
+    else if (attached.length >= MAX_COUNT) problems.push(`${file.name}: a message can have ${MAX_COUNT} attachments.`);
     else attached.push({ data: await read(new Blob([file], { type })), filename: file.name, size: file.size });
   }
+  if (problems.length) toast(problems.join(" "));
   showAttachments();
 }
 
