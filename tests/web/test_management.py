@@ -128,6 +128,11 @@ def test_search_results_link_to_messages(empty_page: PageServer) -> None:
     empty_page.post(f"/api/conversations/{name}/turns", text="And ferries", at=first)
     hits = empty_page.get("/api/search", q="lighthouses", role="user")["data"]
     assert {hit["conversation"] for hit in hits} == {name, fork}
+    refused = empty_page.client.get("/api/search", params={"q": "lighthouses", "role": "humna"})
+    assert refused.status_code == 422
+    own = empty_page.get(f"/api/conversations/{fork}")["responses"]
+    assert own == 0
+    assert "3 responses in the tree" in empty_page.client.get(f"/conversations/{fork}").text
     start, end = hits[0]["matches"][0]
     assert hits[0]["excerpt"][start:end] == "lighthouses"
     html = empty_page.client.get("/?q=lighthouses").text
