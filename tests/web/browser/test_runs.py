@@ -48,6 +48,21 @@ def test_stopped_answer_is_stored_and_can_be_retried(
     expect(tab.locator(".rows [aria-current]")).to_contain_text("head")
 
 
+def test_long_answer_is_shown_as_one_text(
+    tmp_path: Path, gate: GatedModel, open_tab: OpenTab
+) -> None:
+    """The deltas of an answer become one text, because a layout of thousands of texts stops the page."""
+    gate.words = 200
+    with serve_page(tmp_path, model=gate) as page:
+        tab = open_tab(page, f"/conversations/{page.create_conversation()}")
+        start_answer(tab)
+        prose = tab.locator(".said.fresh .prose")
+        expect(prose).to_have_text("answer" + " word" * 200)
+        assert prose.evaluate("each => each.childNodes.length") == 1
+        tab.close()
+        gate.open_gate()
+
+
 def test_answer_continues_anywhere(gated: PageServer, gate: GatedModel, open_tab: OpenTab) -> None:
     """After a reload the page attaches to the run again, and a second tab shows it as well."""
     tab = open_tab(gated, f"/conversations/{gated.create_conversation()}")

@@ -323,11 +323,20 @@ function addExchange(text, replaced) {
     exchange.remove();
     for (const each of hidden) each.hidden = false;
   };
+  let unshown = "";
+  // Text is shown once per frame: a layout for each delta takes longer than a long answer.
+  const show = () => {
+    if (!unshown) return;
+    const near = isAtEnd(scroller);
+    prose.append(unshown);
+    prose.normalize();
+    unshown = "";
+    if (near) scroller.scrollTop = scroller.scrollHeight;
+  };
   return {
     append(delta) {
-      const near = isAtEnd(scroller);
-      prose.append(delta);
-      if (near) scroller.scrollTop = scroller.scrollHeight;
+      if (!unshown) requestAnimationFrame(show);
+      unshown += delta;
     },
     remove,
     note(text) {
@@ -335,6 +344,7 @@ function addExchange(text, replaced) {
     },
     fail(text) {
       if (hidden.length) return remove();
+      show();
       answer.classList.remove("fresh");
       answer.hidden = !prose.textContent;
       note.replaceWith(buildAlert(text));
