@@ -65,6 +65,20 @@ def describe_sent(row: RequestRecord) -> tuple[object, ...]:
     return row.mode, row.anchor, row.reason, row.sent_blocks, row.sent_bytes, row.saved_bytes
 
 
+async def test_a_key_is_free_while_its_response_runs_in_the_background(
+    store: Store, connected: Connect
+) -> None:
+    """The same key continues with the response at once, instead of after the lease of the first call."""
+    conversation = Conversation(connected(), store=store)
+    running = await conversation.send(QUESTION, background=True, key="k")
+    with anyio.fail_after(10):  # the lease has 30 seconds
+        later = running
+        while later.status == "running":
+            later = await conversation.send(QUESTION, background=True, key="k")
+    assert later.text == "Hello there." and later.response_id == running.response_id
+    assert (await conversation.send(QUESTION, background=True, key="k")).stored
+
+
 @pytest.mark.parametrize("start", [wait_later, read_stream, leave_stream])
 async def test_a_request_in_the_background_has_one_row(
     start: Start, store: Store, connected: Connect, kedge_server: TestServer

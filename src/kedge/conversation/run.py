@@ -415,17 +415,15 @@ class ClaimRequest(msgspec.Struct, frozen=True):
 
     @asynccontextmanager
     async def maintain(self) -> AsyncGenerator[None]:
-        """Renew the claim while the turn runs; release it if the turn fails."""
+        """Renew the claim while the turn runs, and release it at the end: the turn may have no answer yet."""
         renewing = asyncio.create_task(self._renew_periodically())
         try:
             yield
-        except BaseException:
-            await self.release()
-            raise
         finally:
             renewing.cancel()
             with suppress(asyncio.CancelledError):
                 await renewing
+            await self.release()
 
     async def release(self) -> None:
         """End the claim, so that another process may acquire it."""
@@ -445,11 +443,8 @@ async def hold_queue(store: Store, row: ConversationRow, lease: float) -> AsyncG
     """Wait until no other process runs a turn of this conversation from its queue, and run one."""
     request = ClaimRequest(store, row, QUEUE_KEY, new_id("run"), lease)
     await request.acquire((), {})
-    try:
-        async with request.maintain():
-            yield
-    finally:
-        await request.release()
+    async with request.maintain():
+        yield
 
 
 _TRANSPORT_OPTIONS = frozenset({"streaming", "tap", "candidates", "before_send", "output_retries"})
