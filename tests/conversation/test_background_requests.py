@@ -75,7 +75,8 @@ async def test_a_key_is_free_while_its_response_runs_in_the_background(
         later = running
         while later.status == "running":
             later = await conversation.send(QUESTION, background=True, key="k")
-    assert later.text == "Hello there." and later.response_id == running.response_id
+    assert later.text == "Hello there."
+    assert later.response_id == running.response_id
     assert (await conversation.send(QUESTION, background=True, key="k")).stored
 
 
