@@ -52,6 +52,13 @@ class Port:
     depth: Annotated[float, Field(gt=0)]
 
 
+@dataclass
+class Point:
+    """A dataclass that any value fits."""
+
+    x: Any
+
+
 class Crew(TypedDict):
     """A typed dictionary."""
 
@@ -182,7 +189,7 @@ def test_a_message_lists_a_limited_number_of_problems() -> None:
     assert len(exc_info.value.problems) == 20
 
 
-@for_each("wrong", [3, "text", {"type": "boat"}, Toolbox, type[int]])
+@for_each("wrong", [3, "text", {"type": "boat"}, Toolbox, type[int], Point(1)])
 def test_a_value_without_a_schema_is_rejected(wrong: Any) -> None:
     """A value that has no JSON schema is rejected before anything is sent."""
     with pytest.raises(InvalidSetting, match="schema of answer"):

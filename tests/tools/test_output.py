@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pydantic import BaseModel
 
@@ -44,6 +45,11 @@ class Place(BaseModel):
     at: Point
 
 
+class Span(msgspec.Struct):
+    size: Size
+    ends: list[Point]
+
+
 class Odd:
     def __str__(self) -> str:
         return "an odd thing"
@@ -63,6 +69,10 @@ class Odd:
         (
             Place(name="Rome", at=Point(1, Size.SMALL)),
             '{"name":"Rome","at":{"x":1,"size":"small"}}',
+        ),
+        (
+            [Span(Size.SMALL, [Point(1, Size.SMALL)])],
+            '[{"size":"small","ends":[{"x":1,"size":"small"}]}]',
         ),
         ([dt.date(2026, 1, 2)], '["2026-01-02"]'),
         ({"odd": Odd()}, '{"odd":"an odd thing"}'),

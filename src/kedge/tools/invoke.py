@@ -29,6 +29,8 @@ from anyio import (
     to_thread,
 )
 from anyio.lowlevel import RunVar
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from kedge import turns
 from kedge.events.fields import repair_surrogates
@@ -292,7 +294,7 @@ def _bytes_to_part(content: bytes) -> turns.Part:
 def _to_json(value: Any) -> str:
     from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
-    options: dict[str, Any] = {"fallback": str, "bytes_mode": "base64"}
+    options: dict[str, Any] = {"fallback": _to_plain, "bytes_mode": "base64"}
     errors = (PydanticSerializationError, ValueError, RecursionError)
     with suppress(*errors):
         return to_json(value, inf_nan_mode="strings", **options).decode()
@@ -301,6 +303,10 @@ def _to_json(value: Any) -> str:
         plain = repair_surrogates(to_jsonable_python(repair_surrogates(value), **options))
         return to_json(plain, inf_nan_mode="strings", **options).decode()
     return repair_surrogates(str(value))
+
+
+def _to_plain(value: object) -> object:
+    return asdict(value) if isinstance(value, Struct) else str(value)
 
 
 def _attachment_size(part: turns.ImagePart | turns.FilePart) -> int:
