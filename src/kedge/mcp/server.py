@@ -248,7 +248,7 @@ async def _repair_messages(
     send: ObjectSendStream[SessionMessage | Exception],
 ) -> None:
     """Pass on messages; a text that is not valid Unicode is repaired, because its request would get no answer."""
-    async with send:
+    async with incoming, send:
         async for message in incoming:
             repaired = message
             if isinstance(message, ValidationError):
