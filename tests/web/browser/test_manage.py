@@ -1,6 +1,6 @@
 """Managing and searching conversations in Chromium."""
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, expect
 
 from web.browser.conftest import OpenTab
 from web.conftest import PageServer
@@ -27,9 +27,12 @@ def test_conversation_is_managed(empty_page: PageServer, open_tab: OpenTab) -> N
     tab.locator("summary", has_text="Manage").click()
     tab.get_by_role("button", name="Change tags").click()
     expect(tab.get_by_label("Tags, separated by commas")).to_have_value('"Paris, France", towers')
-    tab.get_by_role("button", name="Save").click()
+    changes: list[Request] = []
+    tab.on("request", lambda sent: changes.append(sent) if sent.method == "PATCH" else None)
+    tab.get_by_role("button", name="Save").click()  # nothing is changed, so the page stays
     manage(tab, "Archive")
     expect(tab.locator(".talk-head .chip.archived")).to_be_visible()
+    assert len(changes) == 1
     manage(tab, "Delete")
     expect(tab.get_by_text("The conversation is deleted for good in")).to_be_visible()
     tab.wait_for_load_state()

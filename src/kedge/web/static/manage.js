@@ -13,10 +13,10 @@ export async function manage(button) {
   const action = button.dataset.action;
   if (action === "rename") {
     const text = await ask("Rename conversation", "Title", title);
-    if (text !== null) await change([id], { title: text });
+    if (text !== null && text !== title) await change([id], { title: text });
   } else if (action === "tag") {
     const text = await ask("Change tags", "Tags, separated by commas", join(tags));
-    if (text !== null) await change([id], { tags: split(text) });
+    if (text !== null && text !== join(tags)) await change([id], { tags: split(text) });
   } else if (action === "delete") await remove([id], "/");
   else await change([id], { archived: action === "archive" });
 }
