@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,7 @@ import psycopg
 from psycopg import sql
 
 from kedge.store import open_store
+from ports import reserve_port
 
 URL_VARIABLE = "KEDGE_TEST_POSTGRES_URL"
 PASSWORD = "tests-only"
@@ -53,9 +53,9 @@ END_OTHERS = """
 class PostgresServer:
     """A PostgreSQL server started by the tests."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = port
         self._process: subprocess.Popen[bytes] | None = None
         self._bin = _find_binaries(folder)
         (folder / "password").write_text(PASSWORD)
@@ -140,8 +140,8 @@ def provide_server_url() -> Iterator[str]:
 @contextmanager
 def run_server() -> Iterator[PostgresServer]:
     """Yield a running server that a test may stop and start."""
-    with create_public_folder("kedge-postgres-") as folder:
-        server = PostgresServer(folder)
+    with create_public_folder("kedge-postgres-") as folder, reserve_port() as port:
+        server = PostgresServer(folder, port)
         server.start()
         try:
             yield server
@@ -308,9 +308,3 @@ def _unprivileged_command() -> list[str]:
 
 def _is_root() -> bool:
     return os.geteuid() == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

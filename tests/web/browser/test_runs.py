@@ -1,25 +1,14 @@
 """Answers and workflows in Chromium: stopped, reloaded, followed from another tab, and resumed."""
 
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
+from ports import reserve_port
 from server.gated_model import GatedModel
 from web.browser.chromium import WatchedTab, open_context
 from web.browser.conftest import OpenTab, send
 from web.conftest import PageServer, serve_page
-
-
-@contextmanager
-def reserve_port() -> Iterator[int]:
-    """Yield a port that no other process gets while the server is restarted."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", 0))
-        yield listener.getsockname()[1]
 
 
 def start_answer(tab: Page) -> None:
