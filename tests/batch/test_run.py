@@ -22,7 +22,7 @@ from kedge.batch import (
     run_batch,
 )
 from kedge.batch.files import read_lines, summarize_results
-from kedge.errors import InvalidBatch
+from kedge.errors import InvalidBatch, InvalidSetting
 from kedge.store import open_store
 from kedge.testing import TestServer
 
@@ -257,7 +257,7 @@ def test_results_are_not_written_to_a_database(
     """The store of the batch, also before it exists, another database and the journals of both are rejected."""
     other = tmp_path / "other.db"
     other.write_bytes(b"SQLite format 3\0 and more")
-    with pytest.raises(InvalidBatch, match="is a database; choose another file"):
+    with pytest.raises(InvalidSetting, match="is a database"):
         anyio.run(lambda: run_batch([BatchLine("a", ("Hi",))], **{**batch, "out": tmp_path / name}))
     assert [each.name for each in tmp_path.iterdir()] == ["other.db"]
 

@@ -346,11 +346,11 @@ def test_export_and_batch_do_not_replace_a_database(store_path: Path, tmp_path: 
     for path in (store_path, other):
         for command in (["export"], ["batch", str(prompts)]):
             failed = run_command(*command, "--out", str(path))
-            assert failed.exit_code == 2, failed.output
-            assert "is a database; choose another file with --out" in failed.stderr
+            assert failed.exit_code == 1, failed.output
+            assert "is a database; choose another output file" in failed.stderr
     absent = tmp_path / "absent.db"
     failed = run_command("batch", str(prompts), "--out", str(absent), "--store", str(absent))
-    assert (failed.exit_code, absent.exists()) == (2, False)
+    assert (failed.exit_code, absent.exists()) == (1, False)
     assert run_json("verify")["ok"]
 
 

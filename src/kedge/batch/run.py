@@ -31,7 +31,7 @@ from kedge.batch.files import (
     summarize_results,
 )
 from kedge.batch.rate_limit import RateLimiter
-from kedge.config import is_database
+from kedge.config import check_output_file
 from kedge.conversation import Conversation
 from kedge.engines import Engine
 from kedge.errors import InvalidBatch, KedgeError, KeyReused
@@ -335,14 +335,14 @@ async def run_batch(
 
     Raises:
         InvalidBatch: The file, a line or an argument is invalid.
+        InvalidSetting: ``out`` is a database.
         BatchFailed: The batch stopped; completed work is stored.
     """
     if concurrency < 1 or attempts < 1:
         raise InvalidBatch("concurrency and attempts must be at least 1")
     if requests_per_minute < 0 or tokens_per_minute < 0:
         raise InvalidBatch("limits per minute must be at least 0, which means none")
-    if is_database(Path(out), resolve_address(store_url)):
-        raise InvalidBatch(f"{out} is a database; choose another file with --out")
+    check_output_file(Path(out), resolve_address(store_url))
     lines = list(prompts) if not isinstance(prompts, str | Path) else read_lines(prompts)
     if len({line.id for line in lines}) < len(lines):
         raise InvalidBatch("two lines have the same id; ids must be unique")

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -22,12 +21,7 @@ from kedge.cli.base import (
     wrap_text,
 )
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
-from kedge.cli.store_options import (
-    check_output_file,
-    find_store_url,
-    store_option,
-    store_practice_responses,
-)
+from kedge.cli.store_options import find_store_url, store_option, store_practice_responses
 from kedge.text.display import pluralize, sanitize_text
 
 
@@ -71,7 +65,6 @@ def command(
     """
     if mcp_servers and runner != "asyncio":
         raise click.UsageError("--mcp is for --runner asyncio: workers do not start MCP servers")
-    check_output_file(Path(out))
 
     async def work(on_progress: ProgressCallback) -> Summary:
         async with open_mcp_servers(mcp_servers) as boxes:

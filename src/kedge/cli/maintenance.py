@@ -12,7 +12,6 @@ import click
 
 from kedge.cli.base import Result, echo, echo_note, is_json, kedge_command
 from kedge.cli.store_options import (
-    check_output_file,
     complete_names,
     conversations_argument,
     duration_option,
@@ -27,7 +26,7 @@ from kedge.cli.store_options import (
     store_option,
     store_practice_responses,
 )
-from kedge.config import mask_url, store_file
+from kedge.config import check_output_file, mask_url, store_file
 from kedge.conversation.lookup import SERVER_SCOPE, name_model
 from kedge.engines import ResponsesEngine
 from kedge.errors import InvalidTurn, KedgeError
@@ -64,7 +63,7 @@ def export_command(
             "the output is JSON already; --json prints a summary of a file, so it needs --out"
         )
     if out is not None:
-        check_output_file(out)
+        check_output_file(out, find_store_url())
 
     async def work(opened: Store) -> list[str]:
         if proxied:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kedge.cli.base import default_option, echo_note, get_config, get_setting, setting_option
-from kedge.config import data_dir, is_database, load_config, mask_url, store_file, store_url
+from kedge.config import data_dir, load_config, mask_url, store_file, store_url
 from kedge.errors import KedgeError, NotInStore, UnconfirmedReference
 from kedge.text.display import sanitize_text
 
@@ -50,16 +50,6 @@ store_option = setting_option("store", metavar="FILE|ADDRESS", expose_value=Fals
 def find_store_url(*, create: bool = False) -> str:
     """Return the address of the command's store; its folder is created if ``create`` is set."""
     return store_url(str(get_setting("store").value), create=create)
-
-
-def check_output_file(path: Path) -> None:
-    """Reject an output file that is a database, which would be destroyed.
-
-    Raises:
-        click.UsageError: It is the store of this command, or another SQLite database.
-    """
-    if is_database(path, find_store_url()):
-        raise click.UsageError(f"{path} is a database; choose another file with --out")
 
 
 _AGE_PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhdw])")

@@ -76,8 +76,21 @@ def store_file(url: str) -> Path | None:
     return Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
 
 
-def is_database(path: Path, url: str) -> bool:
-    """Return whether a file is the store with this address, another SQLite database, or a journal of one."""
+def check_output_file(path: Path, url: str) -> None:
+    """Reject an output file that is a database, which would be destroyed.
+
+    Args:
+        path: The file.
+        url: The address of the store that is in use.
+
+    Raises:
+        InvalidSetting: It is the store, another SQLite database, or a journal of one.
+    """
+    if _is_database(path, url):
+        raise InvalidSetting(f"{path} is a database; choose another output file")
+
+
+def _is_database(path: Path, url: str) -> bool:
     store = store_file(url)
     for suffix in ("", "-wal", "-shm", "-journal"):
         if not path.name.endswith(suffix) or path.name == suffix:

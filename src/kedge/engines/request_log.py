@@ -8,7 +8,6 @@ caching.
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from itertools import starmap
@@ -92,8 +91,7 @@ class RequestLog:
         """The plan of every request that this run sends, in order."""
         self.records: list[RequestRecord] = []
         """The record of every request that has ended, in order."""
-        if os.environ.get("KEDGE_PRICES"):  # an error in this file after the answer would lose it
-            _load_prices()
+        self._prices = _load_prices()  # after an answer, an error in their file would lose it
         given = request.params
         self._settings = self._encode_settings(given) if given else ""
 
@@ -260,7 +258,7 @@ class RequestLog:
         record = replace(record, seconds=seconds, **further)
         if usage is None:
             return record
-        listed = _load_prices().find_at(usage, self.provider, record.model, record.created_at)
+        listed = self._prices.find_at(usage, self.provider, record.model, record.created_at)
         members: dict[str, Any] = dict(zip(_TOKEN_MEMBERS, _get_tokens(usage), strict=True))
         if listed:
             members.update(cost=listed.cost(usage), cache_savings=listed.cache_savings(usage))

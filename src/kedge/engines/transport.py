@@ -24,7 +24,7 @@ from kedge.engines.request_options import encode_params, encode_tool
 from kedge.errors import InvalidSetting, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.event_loops import PerLoop
 from kedge.events import StreamEvent
-from kedge.events.sse import starts_stream, strip_start
+from kedge.events.sse import starts_object, starts_stream, strip_start
 from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord
 from kedge.planning.anchors import check_positive_int
@@ -212,10 +212,9 @@ class ResponseReader(msgspec.Struct):
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
         """Return the events that are complete with a chunk."""
-        if self._is_first and self.is_stream and (start := strip_start(chunk)):
+        if self._is_first and self.is_stream and strip_start(chunk):
             self._is_first = False
-            # No event starts like this: the server ignored `stream` without setting the content type.
-            self.is_stream = not start.startswith(b"{")
+            self.is_stream = not starts_object(chunk)  # some servers ignore `stream`
         if self.is_stream:
             return self.decoder.feed(chunk)
         self._body += chunk

@@ -96,10 +96,11 @@ def read_facts(response: JsonObject) -> JsonObject:
     A response whose id is too long counts as one without an id.
     """
     response_id = get_text(response, "id")
+    id_bytes = len(response_id.encode("utf-8", "surrogatepass"))
     created_at = response.get("created_at", response.get("created"))
     echo, stored = response.get("previous_response_id"), response.get("store")
     return {
-        "response_id": response_id if _count_bytes(response_id) <= MAX_ID_BYTES else "",
+        "response_id": response_id if id_bytes <= MAX_ID_BYTES else "",
         "model": get_text(response, "model")[:MAX_MODEL_LENGTH],
         "created_at": created_at if type(created_at) in (int, float) else None,
         "previous_response_id": echo if isinstance(echo, str) and echo else None,
@@ -110,10 +111,6 @@ def read_facts(response: JsonObject) -> JsonObject:
         "conversation_id": read_conversation_id(response),
         "response": response,
     }
-
-
-def _count_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def read_conversation_id(response: JsonObject) -> str | None:

@@ -35,6 +35,11 @@ def strip_start(body: bytes) -> bytes:
     return body.lstrip(_BLANKS)
 
 
+def starts_object(body: bytes) -> bool:
+    """Return whether a body begins as a JSON object, whatever its content type: no event starts like this."""
+    return strip_start(body).startswith(b"{")
+
+
 def starts_stream(body: bytes) -> bool:
     """Return whether a body begins as a stream of events, whatever its content type."""
     return strip_start(body).startswith(_FIELDS)

@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from kedge.errors import StreamTooLarge
 from kedge.events.fields import get_count, get_object, list_objects
-from kedge.events.sse import SSEDecoder, starts_stream, strip_start
+from kedge.events.sse import SSEDecoder, starts_object, starts_stream, strip_start
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.observe import get_logger
 from kedge.server import access, errors
@@ -97,9 +97,9 @@ class UsageReader:
 
     def feed(self, chunk: bytes) -> None:
         """Read more of the response."""
-        if self._is_first and (start := strip_start(chunk)):
+        if self._is_first and strip_start(chunk):
             self._is_first = False
-            if start.startswith(b"{"):  # no stream, whatever its content type
+            if starts_object(chunk):
                 self._events = None
         if self._events is None:
             self._body += chunk[: MAX_BODY_BYTES - len(self._body)]

@@ -18,7 +18,7 @@ from kedge.server.prepare import ResponseDraft, prepare_stateless
 from kedge.server.request_log import RECORD_KEY
 from kedge.server.response_run import Emit, Frames, Generation, respond_stateless
 from kedge.server.routes.chat_requests import CONTEXT_LENGTH_EXCEEDED, parse_request
-from kedge.server.schema.requests import get_object
+from kedge.server.schema.validators import get_object
 from kedge.server.sse import DONE_FRAME, encode_data
 from kedge.server.state import ServerState
 from kedge.text.json_text import encode

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from kedge.server import errors
-from kedge.server.schema.validators import is_ignoring_unknown
+from kedge.server.schema.validators import get_object, is_ignoring_unknown
 
 Body = Mapping[str, Any]
 
@@ -26,7 +26,7 @@ def check_schemas(
         problem = None if schema is None else find_problem(schema, is_strict=tool.get("strict"))
         if problem is not None:
             raise errors.INVALID_FUNCTION_SCHEMA(path=path, name=tool["name"], problem=problem)
-    text_format = _get_object(_get_object(params, "text"), "format")
+    text_format = get_object(get_object(params, "text"), "format")
     if text_format.get("type") == "json_schema" and text_format.get("strict"):
         problem = find_problem(text_format["schema"], is_strict=True)
         if problem is not None:
@@ -58,7 +58,7 @@ def _iter_strict_problems(schema: Body, context: tuple[str, ...]) -> Iterator[st
                 "false."
             )
         required = schema.get("required")
-        for name in _get_object(schema, "properties"):
+        for name in get_object(schema, "properties"):
             if not isinstance(required, list) or name not in required:
                 yield (
                     f"In context={context}, 'required' is required to be supplied and to be an array "
@@ -71,17 +71,11 @@ def _iter_strict_problems(schema: Body, context: tuple[str, ...]) -> Iterator[st
 def _iter_inner(schema: Body) -> Iterator[tuple[tuple[str, ...], Body]]:
     """Yield the schemas directly inside a schema, with the steps to them."""
     for key in ("properties", "$defs", "definitions"):
-        members = _get_object(schema, key)
-        yield from (((key, name), _get_object(members, name)) for name in members)
+        members = get_object(schema, key)
+        yield from (((key, name), get_object(members, name)) for name in members)
     if "items" in schema:
-        yield ("items",), _get_object(schema, "items")
+        yield ("items",), get_object(schema, "items")
     choices = schema.get("anyOf")
     if isinstance(choices, list):
         members = {str(index): each for index, each in enumerate(cast("list[Any]", choices))}
-        yield from ((("anyOf", index), _get_object(members, index)) for index in members)
-
-
-def _get_object(members: Body, name: str) -> Body:
-    """Return a member that is an object; any other value has nothing to check."""
-    value = members.get(name)
-    return cast("Body", value) if isinstance(value, dict) else {}
+        yield from ((("anyOf", index), get_object(members, index)) for index in members)

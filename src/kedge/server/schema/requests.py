@@ -141,11 +141,6 @@ CONVERSATION_ITEMS: v.Members = {"items!": NEW_ITEMS, "include?": INCLUDE}
 """``POST /v1/conversations/{id}/items``."""
 
 
-def get_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a parameter that is an object, or an empty one if it is missing or null."""
-    return body.get(name) or {}
-
-
 ToolParam = Mapping[str, Any]
 
 TOOL_ITEM_TYPES = frozenset({"additional_tools", "tool_search_output"})
@@ -201,7 +196,7 @@ def check_json_mentioned(
     error: errors.ErrorTemplate = errors.JSON_NOT_MENTIONED,
 ) -> None:
     """Reject the format ``json_object`` if no item of the context mentions JSON; instructions do not count."""
-    text_format = get_object(get_object(body, "text"), "format")
+    text_format = v.get_object(v.get_object(body, "text"), "format")
     if text_format.get("type") == "json_object" and not any(
         b"json" in encode(item).lower() for item in context
     ):

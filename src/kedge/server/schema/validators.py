@@ -78,6 +78,12 @@ def is_ignoring_unknown() -> bool:
     return _ignored_paths.get() is not None
 
 
+def get_object(members: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a member that is an object, or an empty object for any other value."""
+    value = members.get(name)
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def _generalize_path(path: JsonPath) -> str:
     """Format a path without indexes and without characters that no HTTP header may contain."""
     text = INDEX_PATTERN.sub("[]", format_path(path))[:MAX_IGNORED_PATH_CHARS]
