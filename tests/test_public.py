@@ -91,6 +91,7 @@ def test_importing_the_root_loads_nothing_else() -> None:
 
 
 LOADED_MODULES = {
+    "arguments": "",
     "engines": "base heal_rules http_errors prompt_cache reply request_engine request_log request_options responses "
     "responses_endpoints stateless transport",
     "errors": "",

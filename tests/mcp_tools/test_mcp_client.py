@@ -272,8 +272,8 @@ def test_toolbox_of_ended_loop_reports_the_reason() -> None:
         ("http:///mcp", {}, "no host name"),
         ("http://localhost", {"env": {"A": "b"}}, "env and cwd are for a command"),
         ("server", {"headers": {"A": "b"}}, "headers are for a URL"),
-        ("server", {"timeout": 0}, "timeout must be a positive number"),
-        ("server", {"concurrency": 0}, "concurrency must be at least 1"),
+        ("server", {"timeout": 0}, "timeout must be a finite number of seconds above 0"),
+        ("server", {"concurrency": 0}, "concurrency must be an integer of at least 1"),
     ],
 )
 def test_invalid_settings_are_rejected(

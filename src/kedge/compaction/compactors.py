@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 from msgspec.structs import replace
 
+from kedge.arguments import check_positive_int
 from kedge.compaction import base
 from kedge.compaction.base import CompactionRequest, CompactionResult, Replacement, component_name
 from kedge.engines import Engine, unwrap
@@ -24,7 +25,7 @@ from kedge.event_loops import await_value
 from kedge.events import Usage
 from kedge.observe import count, get_logger
 from kedge.planning import find_problems, get_state
-from kedge.planning.anchors import check_positive_int, drop_changed_anchors
+from kedge.planning.anchors import drop_changed_anchors
 from kedge.planning.digests import is_compaction
 from kedge.planning.render import COMPACTOR_ORIGIN
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter

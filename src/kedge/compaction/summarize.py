@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from kedge.arguments import check_positive_int
 from kedge.compaction.base import (
     CompactionRequest,
     LimitCompactor,
@@ -24,7 +25,6 @@ from kedge.compaction.base import (
 from kedge.engines import Engine
 from kedge.errors import KedgeError
 from kedge.events import Usage
-from kedge.planning.anchors import check_positive_int
 from kedge.turns import Block, TextPart, UserBlock, user
 
 SUMMARY_HEADING = "[Summary of the conversation so far]"

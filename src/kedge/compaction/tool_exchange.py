@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from kedge.arguments import check_positive_int
 from kedge.compaction.base import CompactionRequest, LimitCompactor, Replacement, cut_points
-from kedge.planning.anchors import check_positive_int
 from kedge.text.json_text import decode, encode_escaped, reject_constant
 from kedge.turns import Block, FilePart, ImagePart, OpaquePart, Part, TextPart
 from kedge.turns.frozen_json import thaw

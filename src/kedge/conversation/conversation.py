@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, get_args
 from msgspec.structs import replace
 from typing_extensions import TypeForm, TypeVar
 
+from kedge.arguments import check_choice, validate_seconds
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
 from kedge.conversation import lookup
 from kedge.conversation.checkpoint import Checkpoint
@@ -46,7 +47,6 @@ from kedge.errors import HeadConflict, InvalidSetting, OutputInvalid, describe_t
 from kedge.event_loops import SharedLock, SharedResource
 from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware
 from kedge.planning import Mode, RequestPlan
-from kedge.planning.anchors import check_choice, validate_seconds
 from kedge.providers import connect
 from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import ConversationRow, Node, RequestRecord, Store

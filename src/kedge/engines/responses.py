@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 from msgspec.structs import replace
 
 from kedge import planning
+from kedge.arguments import check_positive_int, validate_seconds
 from kedge.engines import heal_rules
 from kedge.engines import responses_endpoints as endpoints
 from kedge.engines.base import Engine, Request, require_running, unwrap
@@ -33,12 +34,7 @@ from kedge.memory.judge import Judgment, ServerMemory, is_chaining_enabled
 from kedge.memory.object_claims import ObjectStore, UnusedObject
 from kedge.observe import get_logger, measure
 from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
-from kedge.planning.anchors import (
-    check_positive_int,
-    get_conversation_id,
-    has_hidden_context,
-    validate_seconds,
-)
+from kedge.planning.anchors import get_conversation_id, has_hidden_context
 from kedge.planning.digests import prefix_digest
 from kedge.security.urls import quote_segment
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn, block_from_item

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 import msgspec
 from anyio import CancelScope, current_time
 
+from kedge.arguments import check_positive_int
 from kedge.engines.http_errors import ErrorBuilder, parse_object
 from kedge.engines.request_options import encode_params, encode_tool
 from kedge.errors import InvalidSetting, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.event_loops import PerLoop
 from kedge.events import StreamEvent
-from kedge.events.sse import starts_object, starts_stream, strip_start
+from kedge.events.decoder import read_kind, strip_start
 from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord
-from kedge.planning.anchors import check_positive_int
 from kedge.security.urls import parse_base_url
 from kedge.text.json_text import decode, encode
 from kedge.turns import Turn
@@ -212,9 +212,9 @@ class ResponseReader(msgspec.Struct):
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
         """Return the events that are complete with a chunk."""
-        if self._is_first and self.is_stream and strip_start(chunk):
+        if self._is_first and self.is_stream and (kind := read_kind(chunk)):
             self._is_first = False
-            self.is_stream = not starts_object(chunk)  # some servers ignore `stream`
+            self.is_stream = kind != "object"  # some servers ignore `stream`
         if self.is_stream:
             return self.decoder.feed(chunk)
         self._body += chunk
@@ -233,7 +233,7 @@ class ResponseReader(msgspec.Struct):
         if self.is_stream or is_cut:
             return decoder.close() if self.is_stream else []
         body = strip_start(bytes(self._body))
-        if starts_stream(body):
+        if read_kind(body) == "stream":
             return [*decoder.feed(body), *decoder.close()]
         try:
             parsed: object = decode(body)

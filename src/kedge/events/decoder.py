@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, cast
 from kedge.events import fields, types
 from kedge.events.fields import JsonObject, MalformedEvent
 from kedge.events.items import ItemTable
-from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
+from kedge.events.sse import BYTE_ORDER_MARK, MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
 from kedge.events.types import OpaqueEvent
 from kedge.text.json_text import decode
 
@@ -26,6 +26,22 @@ JSON_EVENTS = ("", "error", "message")
 FinalStatus = Literal["completed", "incomplete", "failed"]
 Ending = tuple[FinalStatus, str, str]
 """How a response ends: its status, the reason or error code, and the error message."""
+
+_BLANKS = BYTE_ORDER_MARK + b" \t\r\n"
+_SSE_FIELDS = (b":", b"data:", b"event:", b"id:", b"retry:")
+
+
+def strip_start(body: bytes) -> bytes:
+    """Return a body without a byte order mark and blanks at its start."""
+    return body.lstrip(_BLANKS)
+
+
+def read_kind(body: bytes) -> Literal["", "object", "stream", "other"]:
+    """Return what a body begins as, whatever its content type; nothing if it is blank so far."""
+    start = strip_start(body)
+    if start.startswith(b"{"):
+        return "object"  # no event starts like this
+    return "stream" if start.startswith(_SSE_FIELDS) else "other" if start else ""
 
 
 class StreamDecoder(ABC):

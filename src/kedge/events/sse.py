@@ -26,23 +26,6 @@ MAX_MESSAGE = 2 * MAX_LINE
 """The default limit of the data lines of one message, in bytes."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_BLANKS = BYTE_ORDER_MARK + b" \t\r\n"
-_FIELDS = (b":", b"data:", b"event:", b"id:", b"retry:")
-
-
-def strip_start(body: bytes) -> bytes:
-    """Return a body without a byte order mark and blanks at its start."""
-    return body.lstrip(_BLANKS)
-
-
-def starts_object(body: bytes) -> bool:
-    """Return whether a body begins as a JSON object, whatever its content type: no event starts like this."""
-    return strip_start(body).startswith(b"{")
-
-
-def starts_stream(body: bytes) -> bool:
-    """Return whether a body begins as a stream of events, whatever its content type."""
-    return strip_start(body).startswith(_FIELDS)
 
 
 class SSEMessage(NamedTuple):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from kedge.arguments import check_positive_int, validate_seconds
 from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS
 from kedge.engines.request_log import record_healing, record_lost_context
 from kedge.engines.stored_items import Audit, JsonSource, audit_blocks
@@ -30,7 +31,6 @@ from kedge.memory.evidence import Trust, find_known_host, limit_depth, read_iden
 from kedge.memory.judge import Judgment, MemoryCheck, ServerMemory, Way, is_chaining_enabled
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, RequestPlan
-from kedge.planning.anchors import check_positive_int, validate_seconds
 from kedge.store.proxied_requests import COUNTED_TOKENS
 from kedge.turns import Block
 

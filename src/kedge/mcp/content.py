@@ -6,7 +6,6 @@ reason, structured results are not checked against the output schema that the se
 
 import base64
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,8 @@ from mcp_types.methods import validate_server_result
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from pydantic import TypeAdapter
 
-from kedge.errors import InvalidSetting, KedgeError, ToolFailed
+from kedge.arguments import check_positive_int, validate_seconds
+from kedge.errors import KedgeError, ToolFailed
 from kedge.observe import get_logger
 from kedge.text.display import sanitize_text
 from kedge.tools import AnyTool, tool
@@ -144,12 +144,10 @@ class McpOptions:
     concurrency: int | None
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "connect_timeout"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InvalidSetting(f"{name} must be a positive number of seconds")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise InvalidSetting("concurrency must be at least 1")
+        validate_seconds(self.timeout, "timeout")
+        validate_seconds(self.connect_timeout, "connect_timeout")
+        if self.concurrency is not None:
+            check_positive_int("concurrency", self.concurrency)
 
 
 def convert_tools(

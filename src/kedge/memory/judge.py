@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from kedge.arguments import check_choice
 from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.events.types import ResponseFacts
@@ -38,7 +39,6 @@ from kedge.memory.evidence import (
 )
 from kedge.observe import get_logger
 from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
-from kedge.planning.anchors import check_choice
 from kedge.security.bounded_dict import BoundedDict
 from kedge.turns import Block
 

@@ -30,6 +30,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from msgspec import structs
 
 from kedge import turns
+from kedge.arguments import check_choice
 from kedge.engines.base import Events, Middleware, Request
 from kedge.engines.request_options import ContentFilter, ContentFilters, Phase
 from kedge.errors import Blocked, EngineError, InvalidSetting
@@ -46,7 +47,6 @@ from kedge.events.run import AnswerFinished, ToolFinished, ToolStarted, TurnFini
 from kedge.events.types import build_delta
 from kedge.middleware.base import BaseMiddleware
 from kedge.planning import RequestPlan
-from kedge.planning.anchors import check_choice
 from kedge.turns import Block, FrozenMap, RefusalPart, TextPart, Turn
 from kedge.turns.attachments import AUDIO_FORMATS
 from kedge.turns.parts import PartBase

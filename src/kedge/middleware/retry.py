@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import anyio
 
+from kedge.arguments import check_positive_int
 from kedge.engines.base import Events, Middleware, Request
 from kedge.errors import EngineError, InvalidSetting
 from kedge.events.run import VISIBLE_EVENTS, AttemptFailed, ToolStarted
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import get_logger
 from kedge.planning import get_state, set_state
-from kedge.planning.anchors import check_positive_int
 from kedge.turns import Turn
 
 log = get_logger(__name__)

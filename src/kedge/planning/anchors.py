@@ -9,9 +9,8 @@ The conversation state of a Turn is its mode, the ids of the server's memory, an
 one full send.
 """
 
-import sys
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -19,7 +18,7 @@ import msgspec
 from msgspec import structs
 from msgspec.structs import force_setattr, replace
 
-from kedge.errors import InvalidSetting
+from kedge.arguments import check_choice
 from kedge.observe import get_logger
 from kedge.planning.digests import PrefixIndex, derived_digests, get_prefix_index, prefix_digest
 from kedge.turns import Block, Source, Turn
@@ -74,34 +73,6 @@ DEFAULT_RETENTION = 30 * 24 * 3600.0
 """Seconds for which a provider stores a response, unless configured otherwise."""
 EXPIRY_MARGIN = 3600.0
 """Seconds before its expiry from which a response is no longer used."""
-
-
-def validate_seconds(seconds: object, field: str) -> float | None:
-    """Return a duration that is a finite number of seconds above 0, or None; else raise InvalidSetting."""
-    if seconds is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise InvalidSetting(f"{field} must be a number of seconds, not {seconds!r}")
-    if not 0 < seconds <= sys.float_info.max:
-        raise InvalidSetting(f"{field} must be a finite number of seconds above 0, not {seconds}")
-    return float(seconds)
-
-
-def check_positive_int(name: str, value: int, *, maximum: int | None = None) -> int:
-    """Return a setting, or raise ``InvalidSetting`` if it is not an integer between 1 and a maximum."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidSetting(f"{name} must be an integer of at least 1, not {value!r}")
-    if maximum is not None and value > maximum:
-        raise InvalidSetting(
-            f"{name} must not be above its maximum: {value} is more than {maximum}"
-        )
-    return value
-
-
-def check_choice(name: str, value: object, choices: Collection[str]) -> None:
-    """Raise ``InvalidSetting`` if a setting has none of these values."""
-    if value not in choices:
-        raise InvalidSetting(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
 class TokenCounts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

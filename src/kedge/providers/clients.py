@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 import kedge
+from kedge.arguments import validate_seconds
 from kedge.engines import Engine
 from kedge.engines.http_errors import (
     CREDENTIAL_HEADERS,
@@ -22,7 +23,6 @@ from kedge.engines.transport import resolve_limit
 from kedge.errors import CannotConnect, InvalidSetting, UnknownSetting
 from kedge.memory.evidence import EvidenceStore, Trust
 from kedge.planning import Mode
-from kedge.planning.anchors import validate_seconds
 from kedge.security.urls import parse_base_url
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from kedge.errors import StreamTooLarge
+from kedge.events.decoder import read_kind
 from kedge.events.fields import get_count, get_object, list_objects
-from kedge.events.sse import SSEDecoder, starts_object, starts_stream, strip_start
+from kedge.events.sse import SSEDecoder
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.observe import get_logger
 from kedge.server import access, errors
@@ -97,9 +98,9 @@ class UsageReader:
 
     def feed(self, chunk: bytes) -> None:
         """Read more of the response."""
-        if self._is_first and strip_start(chunk):
+        if self._is_first and (kind := read_kind(chunk)):
             self._is_first = False
-            if starts_object(chunk):
+            if kind == "object":
                 self._events = None
         if self._events is None:
             self._body += chunk[: MAX_BODY_BYTES - len(self._body)]
@@ -113,7 +114,7 @@ class UsageReader:
 
     def finish(self) -> int:
         """Return the tokens of the response: those of its input and its output."""
-        if self._events is None and starts_stream(bytes(self._body)):
+        if self._events is None and read_kind(bytes(self._body)) == "stream":
             self._events = SSEDecoder()  # some servers send streams without their content type
             self.feed(bytes(self._body))
             self._body.clear()

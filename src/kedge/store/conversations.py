@@ -12,9 +12,9 @@ same namespace.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from kedge.arguments import validate_seconds
 from kedge.database.transactions import Row, Tx, join_filters
 from kedge.errors import InvalidSetting, NotInStore
-from kedge.planning.anchors import validate_seconds
 from kedge.store.records import (
     MAX_INTEGER,
     ConversationRow,

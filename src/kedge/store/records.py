@@ -5,10 +5,11 @@ from typing import Any, Literal, TypeGuard
 
 import msgspec
 
+from kedge.arguments import validate_seconds
 from kedge.errors import InvalidSetting
 from kedge.events.request_record import ResponseStatus
 from kedge.planning import Mode
-from kedge.planning.anchors import ConversationState, validate_mode, validate_seconds
+from kedge.planning.anchors import ConversationState, validate_mode
 from kedge.turns import Block, Turn, new_id
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
 

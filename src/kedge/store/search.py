@@ -18,9 +18,9 @@ from typing import Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
+from kedge.arguments import check_choice
 from kedge.database.transactions import Database, Tx, join_filters
 from kedge.errors import StoreReadOnly
-from kedge.planning.anchors import check_choice
 from kedge.store.nodes import find_used_nodes, select_tree
 from kedge.store.records import Hit, validate_page
 from kedge.store.search_query import (

@@ -18,12 +18,13 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import WeakValueDictionary
 
+from kedge.arguments import validate_seconds
 from kedge.database.transactions import Database, NamespaceDatabase, Tx
 from kedge.errors import HeadConflict, StoreBusy, StoreError
 from kedge.event_loops import AsyncResource, SharedLock, SyncFacade, wrap_method
 from kedge.events.request_record import RequestRecord
 from kedge.planning import Mode
-from kedge.planning.anchors import ConversationState, validate_seconds
+from kedge.planning.anchors import ConversationState
 from kedge.store import conversations as conversation_table
 from kedge.store import (
     delete,

@@ -17,6 +17,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.http11 import Response as HandshakeResponse
 
+from kedge.arguments import check_positive_int
 from kedge.engines.http_client import wait_to_retry
 from kedge.engines.transport import AnyClient, RawResponse, Transport, build_url
 from kedge.engines.websocket import connection as sockets
@@ -25,7 +26,6 @@ from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
 from kedge.event_loops import PerLoop
 from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord, get_state
-from kedge.planning.anchors import check_positive_int
 from kedge.turns import Turn
 
 MAX_RECORDS_CHECKED = 256

@@ -1,0 +1,34 @@
+"""Checks of settings and arguments, which raise ``InvalidSetting``."""
+
+import sys
+from collections.abc import Collection
+
+from kedge.errors import InvalidSetting
+
+
+def validate_seconds(seconds: object, field: str) -> float | None:
+    """Return a duration that is a finite number of seconds above 0, or None; else raise InvalidSetting."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidSetting(f"{field} must be a number of seconds, not {seconds!r}")
+    if not 0 < seconds <= sys.float_info.max:
+        raise InvalidSetting(f"{field} must be a finite number of seconds above 0, not {seconds}")
+    return float(seconds)
+
+
+def check_positive_int(name: str, value: int, *, maximum: int | None = None) -> int:
+    """Return a setting, or raise ``InvalidSetting`` if it is not an integer between 1 and a maximum."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSetting(f"{name} must be an integer of at least 1, not {value!r}")
+    if maximum is not None and value > maximum:
+        raise InvalidSetting(
+            f"{name} must not be above its maximum: {value} is more than {maximum}"
+        )
+    return value
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise ``InvalidSetting`` if a setting has none of these values."""
+    if value not in choices:
+        raise InvalidSetting(f"{name} must be one of {', '.join(choices)}, not {value!r}")
