@@ -36,7 +36,6 @@ from kedge.turns.frozen_json import EMPTY, to_encodable
 
 if TYPE_CHECKING:
     from kedge.engines.base import Engine
-    from kedge.prices import Prices
     from kedge.store.proxied_requests import ChainedRequest
 
 log = get_logger("kedge.engines")
@@ -91,7 +90,9 @@ class RequestLog:
         """The plan of every request that this run sends, in order."""
         self.records: list[RequestRecord] = []
         """The record of every request that has ended, in order."""
-        self._prices = _load_prices()  # after an answer, an error in their file would lose it
+        from kedge.prices import current_prices  # which takes time to import
+
+        self._prices = current_prices()  # after an answer, an error in their file would lose it
         given = request.params
         self._settings = self._encode_settings(given) if given else ""
 
@@ -285,12 +286,6 @@ def _compute_cost(price: CostFunction, record: RequestRecord) -> float | None:
         )
         return None
     return dollars if dollars is None or math.isfinite(dollars) else None
-
-
-def _load_prices() -> "Prices":
-    from kedge.prices import current_prices  # which takes time to import
-
-    return current_prices()
 
 
 def _describe_rejected(plan: RequestPlan) -> dict[str, Any]:

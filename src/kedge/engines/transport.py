@@ -25,7 +25,7 @@ from kedge.engines.request_options import encode_params, encode_tool
 from kedge.errors import InvalidSetting, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.event_loops import PerLoop
 from kedge.events import StreamEvent
-from kedge.events.decoder import read_kind, strip_start
+from kedge.events.decoder import BLANKS, read_kind
 from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord
 from kedge.security.urls import parse_base_url
@@ -232,7 +232,7 @@ class ResponseReader(msgspec.Struct):
         decoder = self.decoder
         if self.is_stream or is_cut:
             return decoder.close() if self.is_stream else []
-        body = strip_start(bytes(self._body))
+        body = bytes(self._body).lstrip(BLANKS)
         if read_kind(body) == "stream":
             return [*decoder.feed(body), *decoder.close()]
         try:

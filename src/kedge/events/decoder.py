@@ -27,18 +27,15 @@ FinalStatus = Literal["completed", "incomplete", "failed"]
 Ending = tuple[FinalStatus, str, str]
 """How a response ends: its status, the reason or error code, and the error message."""
 
-_BLANKS = BYTE_ORDER_MARK + b" \t\r\n"
+BLANKS = BYTE_ORDER_MARK + b" \t\r\n"
+"""The bytes that may precede the content of a body."""
+
 _SSE_FIELDS = (b":", b"data:", b"event:", b"id:", b"retry:")
-
-
-def strip_start(body: bytes) -> bytes:
-    """Return a body without a byte order mark and blanks at its start."""
-    return body.lstrip(_BLANKS)
 
 
 def read_kind(body: bytes) -> Literal["", "object", "stream", "other"]:
     """Return what a body begins as, whatever its content type; nothing if it is blank so far."""
-    start = strip_start(body)
+    start = body.lstrip(BLANKS)
     if start.startswith(b"{"):
         return "object"  # no event starts like this
     return "stream" if start.startswith(_SSE_FIELDS) else "other" if start else ""

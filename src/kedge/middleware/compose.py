@@ -17,6 +17,7 @@ repair next to the engine.
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
+from operator import attrgetter
 from typing import Any, TypedDict, Unpack, cast
 
 from msgspec import structs
@@ -164,14 +165,11 @@ class StackLayer(BaseMiddleware):
 def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
     """Return the new Turn with the added blocks marked, and the changes."""
     changes = diff(before, after)
-    if not changes.added:
+    if "user" not in map(attrgetter("origin"), changes.added):
         return after, changes
     unmarked = {block.id for block in changes.added if block.origin == "user"}
-    if unmarked:
-        after = after.with_blocks(
-            block.with_origin(name) if block.id in unmarked else block for block in after.blocks
-        )
-    return after, changes
+    marked = (b.with_origin(name) if b.id in unmarked else b for b in after.blocks)
+    return after.with_blocks(marked), changes
 
 
 Tools = Toolset | ToolSelector
