@@ -159,11 +159,14 @@ def test_dashboard_updates_while_requests_run(page: PageServer, open_tab: OpenTa
 def test_dark_theme_is_remembered(page: PageServer, open_tab: OpenTab) -> None:
     """The theme follows the system until the user selects one, which is restored after a reload."""
     tab = open_tab(page, "/")
+    switch = tab.get_by_role("button", name="Switch between light and dark")
     assert read_theme(tab) == "rgb(16, 18, 20)"
-    tab.get_by_role("button", name="Switch between light and dark").click()
+    switch.click()
     assert read_theme(tab) == "rgb(250, 250, 249)"
     tab.reload()
     assert read_theme(tab) == "rgb(250, 250, 249)"
+    switch.click()
+    assert read_theme(tab) == "rgb(16, 18, 20)"
 
 
 NARROW = {"viewport": {"width": 375, "height": 720}, "is_mobile": True, "has_touch": True}
