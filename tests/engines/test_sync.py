@@ -1,11 +1,15 @@
 """Test the methods of engines, Chat and Conversation for sync code."""
 
 import asyncio
+import gc
 import inspect
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import AsyncGenerator
+from contextlib import suppress
+from queue import Queue
 from typing import assert_type
 
 import pytest
@@ -18,7 +22,7 @@ from kedge.conversation.sync import SyncConversation
 from kedge.engines import Engine, RunStream
 from kedge.engines.sync import SyncEngine, SyncStream
 from kedge.errors import KedgeError
-from kedge.event_loops import SyncCall
+from kedge.event_loops import SyncCall, run_sync
 from kedge.events import Event, TextDelta
 from kedge.testing import TestServer
 
@@ -69,6 +73,24 @@ def test_deleted_stream_closes_its_run(engine: Engine) -> None:
     assert call is not None
     del stream
     call.wait()
+
+
+def test_stream_that_failed_and_was_not_closed_ends_on_its_loop() -> None:
+    """The garbage collector, which frees the stream with its error, does not destroy its task."""
+    closed_by: Queue[str] = Queue()
+
+    class Failing(RunStream[None]):
+        async def aclose(self) -> None:
+            closed_by.put(threading.current_thread().name)
+
+    def open_source() -> AsyncGenerator[Event]:
+        raise OSError
+
+    with suppress(OSError):
+        next(SyncStream(Failing(open_source)))
+    run_sync(asyncio.sleep(0))  # the loop has dealt with the error
+    gc.collect()
+    assert closed_by.get(timeout=60) == "kedge-sync"
 
 
 @for_each(

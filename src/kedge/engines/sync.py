@@ -112,14 +112,23 @@ class SyncStream(Generic[R]):
 async def _serve(source: RunStream[Any], requests: "asyncio.Queue[_Request | None]") -> None:
     """Run the requests to a stream, and close the stream at the end."""
     async with source:
-        while request := await requests.get():
-            work, answer = request
-            try:
-                answer.set_result(await work())
-            except asyncio.CancelledError:
-                raise
-            except BaseException as error:  # noqa: BLE001 - raised where the event was requested
-                answer.set_exception(error)
+        while await _serve_next(requests):
+            pass
+
+
+async def _serve_next(requests: "asyncio.Queue[_Request | None]") -> bool:
+    """Run a request; afterwards nothing refers to it, because the traceback of an error refers to its sync stream."""
+    request = await requests.get()
+    if request is None:
+        return False
+    work, answer = request
+    try:
+        answer.set_result(await work())
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - raised where the event was requested
+        answer.set_exception(error)
+    return True
 
 
 class SyncEngine(SyncFacade[Engine]):

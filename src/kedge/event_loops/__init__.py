@@ -134,7 +134,7 @@ class PerLoop(Generic[T]):
 
 
 _finalizers: set[Finalizer] = set()  # a loop has only weak references to its generators
-_close_tasks: set[asyncio.Task[None]] = set()
+_tasks: set[asyncio.Task[None]] = set()  # and to its tasks
 
 
 def _start_finalizer(resource: T, close: Callable[[T], Awaitable[None]]) -> Finalizer:
@@ -162,9 +162,15 @@ def _schedule_close(finalizer: Finalizer) -> None:
         if finalizer in _finalizers:
             await finalizer.aclose()
 
-    task = asyncio.get_running_loop().create_task(close())
-    _close_tasks.add(task)
-    task.add_done_callback(_close_tasks.discard)
+    _start_task(close())
+
+
+def _start_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Start a task of the running loop that lives until its end."""
+    task = asyncio.get_running_loop().create_task(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return task
 
 
 class SharedLock:
@@ -368,7 +374,7 @@ class SyncCall(Generic[T]):
             self._result.exception()
 
     def _create_task(self) -> None:
-        self._task = self.loop.create_task(self._run())
+        self._task = _start_task(self._run())
         self._task.add_done_callback(self._finish)
 
     async def _run(self) -> None:
