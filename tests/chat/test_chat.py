@@ -1,19 +1,20 @@
 """Chat with a real server: a state is passed in, an answer and a new state are returned."""
 
 import logging
-from typing import Any, assert_type
+from collections.abc import Callable
+from typing import Any, assert_type, cast
 
 import pytest
 
 from chat.conftest import OpenChat, item_texts
 from engines.runs import read_until, request_bodies
-from kedge import errors
+from for_each import for_each
+from kedge import errors, providers
 from kedge.chat import Chat, StateReport, new_key
-from kedge.chat import chat as chat_module
 from kedge.compaction import MessageLimitCompactor
 from kedge.events import TextDelta
 from kedge.events.run import ToolFinished, TurnFinished
-from kedge.middleware import block, guard, system_prompt, two_phase
+from kedge.middleware import block, guard, system_prompt, two_phase, with_middleware
 from kedge.observe import reset, snapshot
 from kedge.testing import TestServer
 from kedge.turns import Turn, assistant, system, tool_call, user
@@ -95,7 +96,7 @@ async def test_only_a_given_engine_stays_open(
 ) -> None:
     """A Chat closes the engine that it made from a model string, and no other."""
     engine = ClosableEngine()
-    monkeypatch.setattr(chat_module, "connect", lambda _: engine)
+    monkeypatch.setattr(providers, "connect", lambda _: engine)
     async with Chat("model" if is_own else engine):
         pass
     assert engine.is_closed is is_own
@@ -135,6 +136,38 @@ async def test_stream_yields_events_and_ends_with_the_answer(open_chat: OpenChat
     deltas = [event.delta for event in events if isinstance(event, TextDelta)]
     assert "".join(deltas) == stream.reply.text == "1 2 3 4 5"
     assert stream.state == stream.reply.state
+
+
+async def test_stream_that_was_left_or_failed_has_no_further_events(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """A stream without an answer ends like that of an engine; its error names the state."""
+    left = open_chat().stream_with_state(None, "Count to 5")
+    await anext(left)
+    await left.aclose()
+    server.faults.set("status=400", times=1)
+    failed = open_chat().stream_with_state(None, "Count to 5")
+    with pytest.raises(errors.RequestRefused):
+        await failed.finish()
+    for stream in (left, failed):
+        assert [event async for event in stream] == []
+        with pytest.raises(errors.KedgeError, match="the state you sent is unchanged"):
+            await stream.finish()
+
+
+@for_each(
+    ("call", "problem"),
+    [
+        (lambda: Chat(cast("Any", None)), "the model must be a model string .* not NoneType"),
+        (lambda: Chat(cast("Any", Chat("practice"))), "or an engine, not Chat"),
+        (lambda: with_middleware(cast("Any", "practice")), "wraps an engine, not str"),
+        (lambda: Chat("practice").write_state(None, cast("Any", [])), "a Turn, not list"),
+    ],
+)
+def test_arguments_of_a_wrong_type(call: Callable[[], object], problem: str) -> None:
+    """A wrong engine or Turn is an error that names its type."""
+    with pytest.raises(errors.KedgeError, match=problem):
+        call()
 
 
 async def test_message_without_an_answer_is_in_the_state(open_chat: OpenChat) -> None:

@@ -42,7 +42,7 @@ from kedge.engines.reply import answer_text
 from kedge.engines.request_options import RequestOptions
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.sync import wrap_stream
-from kedge.errors import Blocked, EngineError, InvalidSetting, describe_type
+from kedge.errors import Blocked, EngineError, InvalidSetting, InvalidTurn, describe_type
 from kedge.event_loops import AsyncResource, SyncFacade, delegate, wrap_method
 from kedge.events.run import AnswerFinished, ToolFinished
 from kedge.events.types import Event
@@ -50,7 +50,7 @@ from kedge.middleware.compose import StackSettings, check_stack, with_default_mi
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
 from kedge.planning.anchors import drop_changed_anchors
-from kedge.providers import connect
+from kedge.providers import to_engine
 from kedge.tokens import DEFAULT_COUNTER
 from kedge.turns import Block, Turn, UnknownBlock, snapshot_block_ids, user
 from kedge.turns.turn import count_leading
@@ -157,8 +157,8 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
         error.state = state  # pyright: ignore[reportAttributeAccessIssue]
 
     def _handle_end(self) -> None:
-        if self._value is None:
-            stream = self._stream
+        stream = self._stream
+        if self._value is None and stream._value is not None:  # noqa: SLF001 - None after an error
             turn = stream.filters.apply_to_turn(stream.turn, ("output",))
             reply: ChatReply[Any] = stream.build_reply(
                 ChatReply,
@@ -222,7 +222,7 @@ class Chat(AsyncResource):
     ) -> None:
         check_stack(stack, {"state_key", "keep_reasoning"}, "a Chat")
         self._owns_engine = isinstance(engine, str)
-        self._base_engine = connect(engine) if isinstance(engine, str) else engine
+        self._base_engine = to_engine(engine)
         self.provider = unwrap(self._base_engine).name
         self.compactor = stack.get("compactor")
         self.cipher = None if state_key is None else FernetCipher(state_key)
@@ -305,7 +305,11 @@ class Chat(AsyncResource):
 
         Raises:
             Blocked: A guard rejects a new or changed block.
+            InvalidTurn: The argument is not a Turn.
         """
+        if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
+            problem = f"a state is written from a Turn, not {describe_type(turn)}"
+            raise InvalidTurn(f"{problem}; edit the one of read_state")
         start, _ = self._load_state(state)
         filters, known = self._filters(), {block.id: block for block in start.blocks}
         for block in turn.blocks:

@@ -43,11 +43,11 @@ from kedge.engines.reply import answer_text, read_output
 from kedge.engines.request_log import CostFunction
 from kedge.engines.request_options import RequestOptions
 from kedge.engines.responses import delete_unused_objects
-from kedge.errors import HeadConflict, InvalidSetting, OutputInvalid, describe_type
+from kedge.errors import HeadConflict, InvalidSetting, OutputInvalid
 from kedge.event_loops import SharedLock, SharedResource
 from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware
 from kedge.planning import Mode, RequestPlan
-from kedge.providers import connect
+from kedge.providers import to_engine
 from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.open import share_store
@@ -160,7 +160,11 @@ class Conversation(LazyConversation):
         self.price = price
         self.lease = validate_seconds(lease, "lease") or DEFAULT_LEASE
         self._is_queued = concurrent == "queue"
-        self._base_engine = _to_engine(model)
+        if isinstance(model, Store):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidSetting(
+                'the first argument is the model, and the store is store=…: Conversation("openai:gpt-5.1", store=store)'
+            )
+        self._base_engine = to_engine(model)
         owned: list[SharedResource[Any]] = []
         if not isinstance(store, Store):
             opened = share_store(MEMORY_URL if store is None else store)
@@ -925,18 +929,6 @@ class Conversation(LazyConversation):
 
 def _get_async(other: "Conversation | SyncConversation") -> Conversation:
     return other if isinstance(other, Conversation) else other._target  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-
-
-def _to_engine(model: object) -> Engine:
-    if isinstance(model, Store):
-        raise InvalidSetting(
-            'the first argument is the model, and the store is store=…: Conversation("openai:gpt-5.1", store=store)'
-        )
-    if not isinstance(model, Engine | str):
-        raise InvalidSetting(
-            f"the model must be a model string such as 'openai:gpt-5.1', or an engine, not {describe_type(model)}"
-        )
-    return connect(model) if isinstance(model, str) else model
 
 
 def _check_id(id: object, ttl: object, *, has_store: bool) -> None:  # noqa: A002

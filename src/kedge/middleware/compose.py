@@ -25,7 +25,7 @@ from msgspec import structs
 from kedge.compaction import Compactor
 from kedge.engines.base import Engine, Events, Middleware, Request, find_filters
 from kedge.engines.request_options import ContentFilter, ContentFilters, ResendLimit, TurnProbe
-from kedge.errors import InvalidSetting, UnknownSetting
+from kedge.errors import InvalidSetting, UnknownSetting, describe_type
 from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware, system_prompt
 from kedge.middleware.base import repair as repairing
@@ -52,8 +52,11 @@ def with_middleware(engine: Engine, *middlewares: Middleware) -> Engine:
         The stack, or the engine itself if there is nothing to wrap it in.
 
     Raises:
-        InvalidSetting: An argument is not a middleware, for example because it was not called first.
+        InvalidSetting: An argument is not a middleware, for example because it was not called first, or not an engine.
     """
+    if not isinstance(engine, Engine):  # pyright: ignore[reportUnnecessaryIsInstance]
+        problem = f"middleware wraps an engine, not {describe_type(engine)}"
+        raise InvalidSetting(f'{problem}; write connect("…")')
     stack = list(find_filters(engine))
     for middleware in reversed(middlewares):
         engine = _wrap(engine, middleware, stack)

@@ -17,7 +17,7 @@ from kedge.providers.registry import ADDRESS_PROVIDERS, PROVIDERS
 ENTRY_POINT_GROUP = "kedge.providers"
 """The entry point group under which other packages add providers."""
 
-__all__ = ["ENTRY_POINT_GROUP", "connect", "names_address", "providers"]
+__all__ = ["ENTRY_POINT_GROUP", "connect", "names_address", "providers", "to_engine"]
 
 
 def connect(model: str, **settings: Unpack[ConnectSettings]) -> Engine:
@@ -53,6 +53,15 @@ def connect(model: str, **settings: Unpack[ConnectSettings]) -> Engine:
             hint = f"did you mean {similar!r}?"
         raise CannotConnect(f"no provider named {name!r} in {model!r}; {hint}")
     return available[name](rest, **settings)
+
+
+def to_engine(model: Engine | str) -> Engine:
+    """Return an engine, or the engine of a model string."""
+    if not isinstance(model, Engine | str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSetting(
+            f"the model must be a model string such as 'openai:gpt-5.1', or an engine, not {describe_type(model)}"
+        )
+    return connect(model) if isinstance(model, str) else model
 
 
 _MODEL_PROVIDERS = {"gpt": "openai", "chatgpt": "openai", "claude": "anthropic", "grok": "xai"}
