@@ -17,10 +17,16 @@ def validate_seconds(seconds: object, field: str) -> float | None:
     return float(seconds)
 
 
+def check_count(name: str, value: int, minimum: int = 0) -> int:
+    """Return a setting, or raise ``InvalidSetting`` if it is not an integer of at least a minimum."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSetting(f"{name} must be an integer of at least {minimum}, not {value!r}")
+    return value
+
+
 def check_positive_int(name: str, value: int, *, maximum: int | None = None) -> int:
     """Return a setting, or raise ``InvalidSetting`` if it is not an integer between 1 and a maximum."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidSetting(f"{name} must be an integer of at least 1, not {value!r}")
+    check_count(name, value, 1)
     if maximum is not None and value > maximum:
         raise InvalidSetting(
             f"{name} must not be above its maximum: {value} is more than {maximum}"

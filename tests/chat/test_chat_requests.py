@@ -17,6 +17,7 @@ from kedge.compaction import (
     is_summary,
 )
 from kedge.engines import ResendLimit
+from kedge.errors import ResendTooLong
 from kedge.observe import reset, snapshot
 from kedge.providers import connect
 from kedge.testing import TestServer
@@ -202,6 +203,19 @@ async def test_a_resend_that_is_not_compacted_is_no_third_request(
     await send_lines(chat, "Number 1.", state=answers[-1].state)
     chained = ["previous_response_id" in body for body in request_bodies(server)]
     assert chained == [False, True, False]
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+async def test_limit_of_a_call_is_an_error(
+    server: TestServer, open_chat: OpenChat, limit: int | None
+) -> None:
+    """A caller who limits one call is told that the server lost the context, and nothing is sent again."""
+    chat = open_chat(compactor=MessageLimitCompactor(1_000), resend_limit=limit)
+    answers = await send_lines(chat, "Number 0.")
+    server.forget()
+    with pytest.raises(ResendTooLong):
+        await chat.chat_with_state(answers[-1].state, "Number 1.", resend_limit=1)
+    assert len(server.requests) == 2
 
 
 async def test_planned_resend_is_compacted(server: TestServer, open_chat: OpenChat) -> None:

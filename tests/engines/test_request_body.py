@@ -84,6 +84,14 @@ async def test_resend_limit_is_an_option_and_not_a_body_member(link: Link) -> No
     assert "resend_limit" not in link.bodies[-1]
 
 
+async def test_wrong_numbers_are_rejected_before_a_request(link: Link) -> None:
+    """A number that is needed only after a loss or a wrong answer is checked at the start."""
+    for name, value in [("resend_limit", "9"), ("resend_limit", 2e5), ("output_retries", None)]:
+        with pytest.raises(InvalidSetting, match=f"{name} must be an integer of at least 0"):
+            await link.send("One", **{name: value})
+    assert not link.server.requests
+
+
 async def test_constructed_request_cannot_override_the_plan(link: Link) -> None:
     """The parameters of a `Request` object are checked before anything is sent."""
     request = Request(params={"previous_response_id": "resp_x"})

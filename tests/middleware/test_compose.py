@@ -156,6 +156,11 @@ def make_chat(**settings: Any) -> Chat:
         (retry, {"attempts": 0}, "attempts must be an integer of at least 1"),
         (system_prompt, {"text": None}, "a system prompt must be a text"),
         (make_chat, {"compactor": MessageLimitCompactor}, "compactor must"),
+        (
+            make_chat,
+            {"compactor": MessageLimitCompactor(2), "resend_limit": "9"},
+            "resend_limit must",
+        ),
         (make_chat, {"compactor": [MessageLimitCompactor(2)]}, "compactor must"),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 
 from for_each import for_each
 from kedge.compaction import MessageLimitCompactor, TurnCompacted
+from kedge.engines import ResendLimit
 from kedge.errors import EngineError, ResendTooLong
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import compact, find_open_calls, guard, redact, tools, with_middleware
@@ -122,7 +123,8 @@ async def test_nothing_is_compacted_between_rounds() -> None:
     stream, events = await run_stack(engine, *stack, turn=GO)
     assert [e.occasion for e in events if isinstance(e, TurnCompacted)] == ["answered"]
     assert stream.turn.blocks[-1] == assistant("done")
-    assert [request.resend_limit for request in engine.requests] == [10**9, 10**9, None]
+    limits = [ResendLimit(10**9), ResendLimit(10**9), None]
+    assert [request.resend_limit for request in engine.requests] == limits
 
 
 async def test_an_open_call_of_the_caller_at_the_limit_ends_the_run() -> None:

@@ -17,13 +17,14 @@ stack, next to the position-dependent ones, and every component that sends or st
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib import import_module
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 from msgspec.structs import force_setattr
 
+from kedge.arguments import check_count
 from kedge.errors import InvalidSetting, UnsupportedParameter
 from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import AnchorRecord, Mode, RequestPlan
@@ -60,15 +61,19 @@ class ResendLimit(msgspec.Struct, frozen=True):
     max_bytes: int | None = None
     max_blocks: int | None = None
 
+    def __post_init__(self) -> None:
+        for limit in filter(None, (self.max_bytes, self.max_blocks)):
+            check_count("resend_limit", limit)
+
     def is_exceeded(self, plan: RequestPlan) -> bool:
         """Return whether a full send of this plan's Turn is longer."""
         sizes = ((plan.full_bytes, self.max_bytes), (plan.full_blocks, self.max_blocks))
         return any(limit is not None and size > limit for size, limit in sizes)
 
 
-def to_resend_limit(limit: int | ResendLimit | None) -> ResendLimit:
-    """Return a limit that was given as a number of bytes, or None for no limit, as a `ResendLimit`."""
-    return limit if isinstance(limit, ResendLimit) else ResendLimit(limit)
+def to_resend_limit(limit: int | ResendLimit | None) -> ResendLimit | None:
+    """Return a limit that was given as a number of bytes, as a `ResendLimit`."""
+    return ResendLimit(limit) if limit is not None and not isinstance(limit, ResendLimit) else limit
 
 
 class BodyParams(TypedDict, total=False):
@@ -436,7 +441,7 @@ class Request(msgspec.Struct, frozen=True):
     params: Mapping[str, Any] = EMPTY
     candidates: tuple[AnchorRecord, ...] = ()
     streaming: bool = True
-    resend_limit: int | ResendLimit | None = None
+    resend_limit: ResendLimit | None = None
     probe: TurnProbe | None = None
     tap: WireTap | None = None
     before_send: BeforeSend | None = None
@@ -517,6 +522,8 @@ def _define_tools(tools: OfferedTools) -> tuple[Mapping[str, Any], ...]:
 
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "mode": validate_mode,
+    "resend_limit": to_resend_limit,
+    "output_retries": partial(check_count, "output_retries"),
     "tools": _define_tools,
     "candidates": tuple,
     "ephemeral": _join_ephemeral,

@@ -20,7 +20,7 @@ from kedge.engines.base import Engine, Request, require_running, unwrap
 from kedge.engines.heal_rules import HealableError, as_healable, is_server_error, lost_context
 from kedge.engines.request_engine import EngineSettings, RequestEngine, Session
 from kedge.engines.request_log import record_lost_context
-from kedge.engines.request_options import ENCRYPTED_REASONING, build_input, to_resend_limit
+from kedge.engines.request_options import ENCRYPTED_REASONING, build_input
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong, ServerFailed
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
@@ -482,7 +482,7 @@ class ResponsesEngine(RequestEngine):
         if not session.full or limit is None:
             return
         plan = self._make_plan(session)
-        if to_resend_limit(limit).is_exceeded(plan):
+        if limit.is_exceeded(plan):
             message = "the server no longer has the context, and a full send is about "
             message += f"{plan.full_bytes} bytes in {plan.full_blocks} blocks"
             problem = ResendTooLong(message, provider=self.name)

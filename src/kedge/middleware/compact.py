@@ -50,9 +50,10 @@ def compact(
         InvalidSetting: The compactor is not an instance with a method ``compact``.
     """
     check_component("compactor", compactor, "compact")
+    limit = to_resend_limit(resend_limit)
 
     def wrap(inner: Engine) -> Engine:
-        return _CompactMiddleware(inner, compactor, engine or unwrap(inner), counter, resend_limit)
+        return _CompactMiddleware(inner, compactor, engine or unwrap(inner), counter, limit)
 
     return wrap
 
@@ -63,7 +64,7 @@ class _CompactMiddleware(BaseMiddleware):
     compactor: Compactor
     engine: Engine
     counter: TokenCounter
-    resend_limit: int | ResendLimit | None
+    resend_limit: ResendLimit | None
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan of a request with the parameters of the compactor."""
@@ -79,7 +80,7 @@ class _CompactMiddleware(BaseMiddleware):
             yield TurnCompacted(result, "resend")
         answered, usage = False, None
         for limit in (self.resend_limit, None):
-            limited = structs.replace(request, resend_limit=limit)
+            limited = structs.replace(request, resend_limit=request.resend_limit or limit)
             try:
                 async with aclosing(self.inner.events(turn, limited)) as events:
                     async for event in events:
@@ -94,6 +95,8 @@ class _CompactMiddleware(BaseMiddleware):
                         yield TurnFinished(turn)
                     return
             except ResendTooLong as error:
+                if request.resend_limit:  # the caller wants the error
+                    raise
                 turn = error.turn or turn
             if not answered:  # in the middle of a tool loop nothing is compacted
                 turn, result = await shorten(turn, occasion="resend")
@@ -103,7 +106,7 @@ class _CompactMiddleware(BaseMiddleware):
         if self.resend_limit is None:
             return False
         plan = self.plan(turn)
-        return plan.is_full and to_resend_limit(self.resend_limit).is_exceeded(plan)
+        return plan.is_full and self.resend_limit.is_exceeded(plan)
 
     def _params(self) -> Mapping[str, Any]:
         """Return the parameters that the compactor adds to every request."""

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from msgspec import structs
 
+from kedge.arguments import check_count
 from kedge.engines.base import Events, Middleware, Request, find_filters, unwrap
 from kedge.errors import InvalidSetting
 from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
@@ -59,8 +60,7 @@ def tools(
     """
     if approve is not None and not callable(approve):
         raise InvalidSetting("approve must be a function that is called with each tool call")
-    if not isinstance(max_rounds, int) or max_rounds < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidSetting(f"max_rounds must be an integer of at least 0, not {max_rounds!r}")
+    check_count("max_rounds", max_rounds)
     given: Any = () if toolbox is None else toolbox
     selector: ToolSelector | None = given if is_selector(given) else None
     fixed = Toolbox(*functions) if selector else Toolbox(build_toolbox(given), *functions)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 import kedge
-from kedge.arguments import validate_seconds
+from kedge.arguments import check_count, validate_seconds
 from kedge.engines import Engine
 from kedge.engines.http_errors import (
     CREDENTIAL_HEADERS,
@@ -20,7 +20,7 @@ from kedge.engines.http_errors import (
 )
 from kedge.engines.prompt_cache import CacheLifetime
 from kedge.engines.transport import resolve_limit
-from kedge.errors import CannotConnect, InvalidSetting, UnknownSetting
+from kedge.errors import CannotConnect, UnknownSetting
 from kedge.memory.evidence import EvidenceStore, Trust
 from kedge.planning import Mode
 from kedge.security.urls import parse_base_url
@@ -178,8 +178,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     timeout, retries = settings.get("timeout"), settings.get("max_retries", 0)
     for name in ("connect", "read"):
         validate_seconds(getattr(timeout, name, timeout), "timeout")
-    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
-        raise InvalidSetting(f"max_retries must be an integer of at least 0, not {retries!r}")
+    check_count("max_retries", retries)
 
 
 def _check_key(provider: str, api_key: str | None) -> str:
