@@ -112,7 +112,9 @@ async def test_winner_must_be_a_side(store: Store, scripted: Any, connected: Any
     wrong: Any = lambda arguments: 3  # noqa: E731
     with pytest.raises(InvalidWorkflow, match="not a int"):
         await debate("?", sides, judge=wrong, store=store)
-    for names, rounds in ((["a"], 1), (["a", "a"], 1), (["a", "judge"], 1), (["a", "b"], 0)):
+    cases = (["a"], 1), (["a", "a"], 1), (["a", "judge"], 1), (["a", "b"], 0), (["a", "b"], "2")
+    rounds: Any
+    for names, rounds in cases:
         sides = [Side(name, "practice") for name in names]
         with pytest.raises(InvalidWorkflow):
             await debate("?", sides, judge=lambda arguments: None, store=store, rounds=rounds)

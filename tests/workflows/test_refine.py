@@ -80,8 +80,6 @@ async def test_values_of_a_verdict(store: Store, scripted: Any, connected: Any) 
     wrong: Any = lambda answer: None  # noqa: E731
     with pytest.raises(InvalidWorkflow, match="not a NoneType"):
         await refine("Hello", judge=wrong, store=store, engine=engine)
-    with pytest.raises(InvalidWorkflow, match="not a int"):
-        await refine("Hello", judge=3, store=store, engine=engine)  # pyright: ignore[reportArgumentType]
 
 
 class Ship(BaseModel):
@@ -226,11 +224,19 @@ async def test_copies_are_not_in_the_workflow(store: Store, scripted: Any, conne
 
 
 async def test_invalid_arguments_are_rejected(store: Store, scripted: Any, connected: Any) -> None:
-    """No rounds, a missing engine and an invalid schema raise `InvalidWorkflow`."""
+    """Wrong rounds, judges and settings and a missing engine raise `InvalidWorkflow`, and nothing is stored."""
     engine = connected(scripted())
-    with pytest.raises(InvalidWorkflow, match="at least one round"):
-        await refine("Hello", judge=bool, store=store, engine=engine, rounds=0)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"rounds": 0}, "rounds must be an integer of at least 1, not 0"),
+        ({"rounds": 1.5}, "rounds must be an integer of at least 1, not 1.5"),
+        ({"judge": 3}, "not a int"),
+        ({"model": "practice", "title": "Ship"}, "determines model, title"),
+    ]
+    for settings, message in wrong:
+        with pytest.raises(InvalidWorkflow, match=message):
+            await refine("Hello", **{"judge": bool, "store": store, "engine": engine, **settings})
     with pytest.raises(InvalidWorkflow, match="a store and an engine"):
         await refine("Hello", judge=bool, store=store)
     with pytest.raises(InvalidWorkflow, match="not a valid JSON schema"):
         await refine("Hello", judge={"type": "ship"}, store=store, engine=engine)
+    assert await list_workflows(store) == []

@@ -137,6 +137,9 @@ async def test_invalid_pipeline_is_rejected_before_sending(store: Store) -> None
         assert message in str(exc_info.value)
     with pytest.raises(InvalidWorkflow, match=r"inputs\.day: a date is not a JSON value"):
         await steps([Step("a", "{day}")], inputs={"day": date(2026, 1, 2)}, **place)
+    with pytest.raises(InvalidWorkflow, match="the schema of b"):
+        await steps([Step("a", "x"), Step("b", "x", result=5)], **place)
+    assert await list_workflows(store) == []
     inputs = {"place": "x", "things": [1]}
     for prompt in ("{place.title}", "{place.__class__}", "{things.9}", "{things.²}"):
         with pytest.raises(InvalidWorkflow, match="to put into the prompt"):

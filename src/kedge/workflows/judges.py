@@ -34,6 +34,7 @@ from kedge.workflows.results import (
     Side,
     Verdict,
     WorkflowCallback,
+    check_limit,
     ignore_event,
 )
 from kedge.workflows.roles import JUDGE_ROLE, ModelJudge, Role, WorkflowRun, load_schema
@@ -120,15 +121,19 @@ async def refine(
         InvalidWorkflow: The arguments are invalid.
         WorkflowFailed: The judge gave no usable verdict.
     """
-    if rounds < 1:
-        raise InvalidWorkflow("a refinement needs at least one round")
+    check_limit("rounds", rounds)
+    schema = find_judge_schema(judge)
+    if schema is None and not isinstance(judge, ModelJudge) and not callable(judge):
+        raise InvalidWorkflow(
+            "a judge must be a function, a JSON schema, a pydantic model or a ModelJudge, "
+            f"not a {type(judge).__name__}"
+        )
     stored_spec = {"task": task, "rounds": rounds, **(spec or {})}
     async with WorkflowRun("refine", workflow, stored_spec, on_event, settings) as run:
         subject = first_line(task, TITLE_LENGTH)
         author = await run.open_lead(AUTHOR_ROLE, conversation, store, engine, subject)
         judge_role = await run.open_judge(judge, author.conversation.store, subject)
         author.report_start(rounds)
-        schema = find_judge_schema(judge)
         decide = partial(_judge_answer, judge, judge_role, schema, task)
         options = schema.request_options() if schema else {}
         done = await _run_refinement(author, decide, task, rounds, again, options)
@@ -189,11 +194,6 @@ async def _judge_answer(
         except SchemaMismatch as misfit:
             return Verdict(passed=False, critique=f"The answer must fit its schema:\n{misfit}")
         return Verdict(passed=True)
-    if not callable(judge):
-        raise InvalidWorkflow(
-            "a judge must be a function, a JSON schema, a pydantic model or a ModelJudge, "
-            f"not a {type(judge).__name__}"
-        )
     return _to_verdict(await await_value(cast("JudgeFunction", judge)(answer)))
 
 
@@ -298,8 +298,7 @@ def _validate_debate(sides: Sequence[Side], rounds: int, judge: object) -> None:
         raise InvalidWorkflow(
             "a side must not be named 'judge', and its name must not contain a slash"
         )
-    if rounds < 1:
-        raise InvalidWorkflow("a debate needs at least one round")
+    check_limit("rounds", rounds)
     if not isinstance(judge, ModelJudge) and not callable(judge):
         raise InvalidWorkflow("the judge of a debate must be a function or a ModelJudge")
 

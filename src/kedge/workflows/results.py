@@ -8,12 +8,21 @@ from typing import Any, Literal
 
 import msgspec
 
+from kedge.arguments import check_positive_int
 from kedge.engines import Engine
-from kedge.errors import InvalidWorkflow
+from kedge.errors import InvalidSetting, InvalidWorkflow
 from kedge.events import Usage
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 WorkflowKind = Literal["refine", "debate", "steps"]
+
+
+def check_limit(name: str, value: int) -> None:
+    """Raise ``InvalidWorkflow`` if a number of rounds or attempts is not an integer of at least 1."""
+    try:
+        check_positive_int(name, value)
+    except InvalidSetting as error:
+        raise InvalidWorkflow(str(error)) from None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -110,8 +119,7 @@ class Step(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise InvalidWorkflow(f"the name of a step must be an identifier, not {self.name!r}")
-        if self.attempts < 1:
-            raise InvalidWorkflow(f"the step {self.name} needs at least one attempt")
+        check_limit(f"attempts of the step {self.name}", self.attempts)
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -53,6 +53,7 @@ FURTHER_WORKFLOWS_KEY = "workflows"
 BLOCK_WORKFLOW_KEY = "kedge.workflow"
 """Metadata key of a message of a workflow: its id."""
 ROUND_KEY = "kedge.round"
+_DETERMINED_SETTINGS = frozenset({"model", "id", "title", "tags", "data"})
 JUDGE_ROLE = "judge"
 MAX_ATTEMPTS = 3
 """The maximum number of requests to a model judge for an answer of the requested form."""
@@ -256,6 +257,9 @@ class WorkflowRun(msgspec.Struct):
     stack: AsyncExitStack = msgspec.field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
+        if taken := sorted(self.settings.keys() & _DETERMINED_SETTINGS):
+            problem = f"a workflow determines {', '.join(taken)} of its conversations; leave it out"
+            raise InvalidWorkflow(f"{problem}, or pass conversation=")
         self.workflow = self.workflow or new_workflow_id()
         return self
 

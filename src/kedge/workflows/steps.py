@@ -62,14 +62,16 @@ async def steps(
     """
     values = dict(inputs or {})
     _validate_pipeline(pipeline, values)
+    forms = [
+        None if step.result is None else load_schema(step.result, step.name) for step in pipeline
+    ]
     stored_spec = {"steps": [step.name for step in pipeline], "inputs": values, **(spec or {})}
     async with WorkflowRun("steps", workflow, stored_spec, on_event, settings) as run:
         title = " → ".join(step.name for step in pipeline)
         role = await run.open_lead(STEPS_ROLE, conversation, store, engine, title)
         role.report_start(len(pipeline))
         done: list[StepResult] = []
-        for number, step in enumerate(pipeline, 1):
-            form = load_schema(step.result, step.name) if step.result is not None else None
+        for number, (step, form) in enumerate(zip(pipeline, forms, strict=True), 1):
             result = await _run_step(role, number, step, values, form)
             values[step.name] = form.to_json(result.value) if form else result.value
             done.append(result)
