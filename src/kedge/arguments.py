@@ -5,6 +5,9 @@ from collections.abc import Collection
 
 from kedge.errors import InvalidSetting
 
+MAX_TIME = 1e18
+"""The latest time in seconds: its day is an integer that every database can store."""
+
 
 def validate_seconds(seconds: object, field: str) -> float | None:
     """Return a duration that is a finite number of seconds above 0, or None; else raise InvalidSetting."""
@@ -15,6 +18,13 @@ def validate_seconds(seconds: object, field: str) -> float | None:
     if not 0 < seconds <= sys.float_info.max:
         raise InvalidSetting(f"{field} must be a finite number of seconds above 0, not {seconds}")
     return float(seconds)
+
+
+def check_times(**times: float | None) -> None:
+    """Raise ``InvalidSetting`` unless each time that is given is a finite number of seconds since 1970."""
+    for name, time in times.items():
+        if time is not None and not (isinstance(time, int | float) and abs(time) <= MAX_TIME):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidSetting(f"{name} must be a finite time in seconds since 1970")
 
 
 def check_count(name: str, value: int, minimum: int = 0) -> int:

@@ -222,9 +222,9 @@ async def test_invalid_intervals_are_rejected(store: Store) -> None:
         with pytest.raises(InvalidSetting):
             await analyze_over_time(store, **options)
     for time in (math.nan, math.inf, -math.inf, 1e30):
-        with pytest.raises(InvalidSetting, match=r"since must be a time .*; omit it"):
+        with pytest.raises(InvalidSetting, match="since must be a finite time"):
             Selection(since=time)
-        with pytest.raises(InvalidSetting, match=r"until must be a time .*; omit it"):
+        with pytest.raises(InvalidSetting, match="until must be a finite time"):
             Selection(until=time)
 
 

@@ -5,12 +5,14 @@ from typing import Any, cast
 
 import pytest
 
+from for_each import for_each
 from kedge import Conversation, assistant, user
 from kedge.database.transactions import Tx
 from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore
 from kedge.planning import ConversationState, TokenCounts, get_state
 from kedge.store import RequestRecord, Store, conversations
 from kedge.store.nodes import parse_position
+from kedge.store.summaries import list_summaries
 from kedge.turns import FrozenMap, Turn, dumps, loads
 from store.sample_conversations import SCOPE, create_conversation
 
@@ -239,6 +241,22 @@ async def test_conversations_are_listed_by_change(store: Store) -> None:
     assert [[row.id for row in page] for page in pages] == [[three.id, fork.id], [one.id], []]
     rows = await Conversation.list(store, since=123.0, before=124.0)
     assert [row.id for row in rows] == [fork.id, one.id]
+
+
+@for_each("time", [10**30, float("nan"), "2026"])
+async def test_times_that_no_database_can_compare_are_rejected(store: Store, time: Any) -> None:
+    """The times of lists, searches and scheduled deletions are finite numbers."""
+    row = await store.create()
+    for call in (
+        lambda: store.conversations(since=time),
+        lambda: store.conversations(before=time),
+        lambda: list_summaries(store, since=time),
+        lambda: store.responses(until=time),
+        lambda: store.search("word", until=time),
+        lambda: store.schedule_delete(row, time),
+    ):
+        with pytest.raises(InvalidSetting, match="must be a finite time"):
+            await call()
 
 
 async def test_tags_of_an_iterator_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

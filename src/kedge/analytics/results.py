@@ -3,10 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kedge.errors import InvalidSetting
-
-MAX_TIME = 1e18
-"""The latest time of a selection in seconds: its day is an integer that every database can store."""
+from kedge.arguments import check_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +28,7 @@ class Selection:
     conversation: str = ""
 
     def __post_init__(self) -> None:
-        for name, time in (("since", self.since), ("until", self.until)):
-            if time is not None and not abs(time) <= MAX_TIME:  # this form also rejects NaN
-                raise InvalidSetting(
-                    f"{name} must be a time in seconds since 1970 that is finite; omit it for no limit"
-                )
+        check_times(since=self.since, until=self.until)
 
 
 @dataclass(frozen=True, slots=True)

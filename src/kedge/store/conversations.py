@@ -12,11 +12,10 @@ same namespace.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kedge.arguments import validate_seconds
+from kedge.arguments import check_times, validate_seconds
 from kedge.database.transactions import Row, Tx, join_filters
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.store.records import (
-    MAX_INTEGER,
     ConversationRow,
     require_default_namespace,
     validate_page,
@@ -164,9 +163,10 @@ def list_conversations(
             the next page.
 
     Raises:
-        InvalidSetting: The limit or the offset is negative.
+        InvalidSetting: The limit or the offset is negative, or a time is not finite.
     """
     validate_page(limit, offset)
+    check_times(since=since, before=before)
     filters = {
         "c.archived = ?": None if archived is None else int(archived),
         HAS_TAG: tag,
@@ -265,8 +265,7 @@ def schedule_delete(tx: Tx, name: str | ConversationRow, at: float | None) -> Co
         NotInStore: There is no such conversation.
         InvalidSetting: The time is not finite.
     """
-    if at is not None and not abs(at) <= MAX_INTEGER:  # this form also rejects NaN
-        raise InvalidSetting("at must be a finite time in seconds since 1970")
+    check_times(at=at)
     row = resolve(tx, name)
     tx.run("UPDATE conversations SET delete_at = ? WHERE number = ?", (at, row.number))
     return select_conversation(tx, row.id)

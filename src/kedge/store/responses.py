@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from kedge.arguments import check_times
 from kedge.database.transactions import Row, Tx, join_filters, marks, split_chunks
 from kedge.events.request_record import RejectedCandidate, RequestRecord
 from kedge.planning import AnchorRecord, Status
@@ -109,7 +110,11 @@ def list_responses(
         conversation: Only those of this conversation.
         since: Only those created at or after this time.
         until: Only those created before this time.
+
+    Raises:
+        InvalidSetting: A time is not finite.
     """
+    check_times(since=since, until=until)
     filters = {
         "r.conversation = ?": conversation and conversation.number,
         "r.created_at >= ?": since,

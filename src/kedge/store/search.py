@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
-from kedge.arguments import check_choice
+from kedge.arguments import check_choice, check_times
 from kedge.database.transactions import Database, Tx, join_filters
 from kedge.errors import StoreReadOnly
 from kedge.store.nodes import find_used_nodes, select_tree
@@ -88,6 +88,7 @@ class SearchOptions(Struct, frozen=True):
         if self.role is not None:
             check_choice("role", self.role, get_args(SearchRole))
         validate_page(self.limit, self.offset)
+        check_times(since=self.since, until=self.until)
 
 
 SearchOrder = Literal["newest", "rank"]

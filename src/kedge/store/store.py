@@ -545,7 +545,7 @@ class Store(AsyncResource):
             The hits; a block of several conversations is a hit in each of them.
 
         Raises:
-            InvalidSetting: The role, the order, the limit or the offset is not allowed.
+            InvalidSetting: The role, the order, the limit, the offset or a time is not allowed.
         """
         options = search.SearchOptions(limit, offset, role, tag, since, until, order)
         is_complete = await search.update_index(self.database)

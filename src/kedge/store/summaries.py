@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
+from kedge.arguments import check_times
 from kedge.database.transactions import Tx, join_filters, marks
 from kedge.planning.anchors import limit_expiry, relied_until
 from kedge.store.conversations import HAS_TAG, select_conversations
@@ -130,9 +131,10 @@ def list_summaries(
         offset: The number of conversations to skip.
 
     Raises:
-        InvalidSetting: The limit or the offset is negative.
+        InvalidSetting: The limit or the offset is negative, or a time is not finite.
     """
     validate_page(limit, offset)
+    check_times(since=since, until=until)
     filters: dict[str, Any] = {
         _HAS_MODEL: model,
         HAS_TAG: tag,
