@@ -141,6 +141,14 @@ async def test_changed_prompt_is_rejected(batch: dict[str, Any], server: TestSer
         await run_batch([BatchLine("a", ("One",)), BatchLine("a", ("Two",))], **batch)
 
 
+async def test_prompts_may_have_what_titles_may_not(batch: dict[str, Any]) -> None:
+    """The title of a line's conversation does not decide whether its prompt is valid."""
+    await run_batch([BatchLine("nul", ("a\0b",)), BatchLine("lone", ("a\ud800b",))], **batch)
+    results = read_results(batch)
+    assert results["nul"]["status"] == "completed"
+    assert results["lone"]["error"] == "text: lone surrogate at character 1"
+
+
 async def test_result_is_for_one_request(batch: dict[str, Any], server: TestServer) -> None:
     """A line with other prompts, instructions, params or model is neither skipped nor sent."""
     line = BatchLine("a", ("What is 2 + 3?",))
