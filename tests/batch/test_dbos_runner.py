@@ -45,17 +45,22 @@ async def answered_questions(store: Store, name: str) -> set[str]:
 
 
 async def test_killed_worker_is_replaced(empty_schema: str, tmp_path: Path) -> None:
-    """Every conversation is completed in order, and no finished turn is requested twice."""
+    """Every conversation is completed in order, and no finished turn is requested twice.
+
+    Ctrl-C on a terminal reaches no worker, because each has a session of its own.
+    """
     lines = [
         BatchLine(f"line{i}", tuple(f"Turn {turn} of {i}" for turn in range(TURNS)))
         for i in range(LINES)
     ]
     runner = DbosRunner(2)
     killed: list[int] = []
+    sessions: set[int] = set()
 
     def kill_one(progress: Progress) -> None:
         for pid in runner.pids if progress.completed >= 2 and not killed else ():
             with suppress(ProcessLookupError):  # it already exited and is about to be replaced
+                sessions.add(os.getsid(pid))
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
                 break
@@ -75,6 +80,7 @@ async def test_killed_worker_is_replaced(empty_schema: str, tmp_path: Path) -> N
         )
         counts = count_questions(server)
     assert killed
+    assert os.getsid(0) not in sessions
     assert (summary.completed, summary.failed) == (LINES, 0)
     async with open_store(empty_schema) as store:
         rows = await store.responses()

@@ -276,7 +276,10 @@ class _WorkerPool:
 
     async def _spawn(self, executor: str) -> Process:
         command = [sys.executable, "-m", "kedge.batch.worker", executor]
-        process = await anyio.open_process(command, stdout=None, stderr=None)
+        # In a session of its own, Ctrl-C on a terminal stops only this process, which then stops the workers.
+        process = await anyio.open_process(
+            command, stdout=None, stderr=None, start_new_session=True
+        )
         if process.stdin:
             # One that died at once is noticed by the next check.
             with suppress(anyio.BrokenResourceError, OSError):
