@@ -12,6 +12,7 @@ import pytest
 
 from forked import run_forked_async
 from kedge import user
+from kedge.analytics import analyze
 from kedge.database.sqlite import SQLiteDatabase
 from kedge.database.transactions import Tx
 from kedge.errors import CannotOpenStore, StoreBusy, StoreError, StoreFull, StoreReadOnly
@@ -54,6 +55,7 @@ async def test_full_disk_writes_nothing(tmp_path: Path) -> None:
 FILL_SCRIPT = """
 import asyncio, resource, signal, sys
 from kedge import user
+from kedge.analytics import analyze
 from kedge.errors import StoreFull
 from kedge.store import open_store
 
@@ -168,10 +170,25 @@ async def test_long_lock_raises_store_busy(tmp_path: Path) -> None:
             await store.create()
         assert busy.value.retryable
         assert len(await store.conversations()) == 1
+        assert len(await store.search("question")) == 1  # although the index cannot be updated
         connection.execute("ROLLBACK")
         connection.close()
         await patient.create()
         assert len(await store.conversations()) == 2
+
+
+async def test_import_succeeds_without_its_sums(tmp_path: Path) -> None:
+    """An import that is stored reports no error if the sums cannot be written; the next statistics write them."""
+    async with open_store(f"sqlite:///{tmp_path}/a.db") as store:
+        row, _ = await create_conversation(store, 2)
+        exported = await store.export(row)
+        fail = "CREATE TRIGGER fail BEFORE UPDATE ON summed BEGIN SELECT RAISE (ABORT, 'disk'); END"
+        await store.database.write(lambda tx: tx.run(fail))
+        assert len(await store.import_(exported)) == 1
+        assert (await analyze(store)).requests.total == 4
+        await store.database.write(lambda tx: tx.run("DROP TRIGGER fail"))
+        assert (await analyze(store)).requests.total == 4
+        assert await store.verify() == []
 
 
 async def test_cancelled_write_does_not_start(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kedge.database.transactions import Database, Row, Tx, marks, split_chunks
-from kedge.errors import StoreBusy, StoreReadOnly
+from kedge.errors import StoreError
 from kedge.store.records import Damage
 
 T = TypeVar("T")
@@ -120,17 +120,17 @@ def _add_batch(tx: Tx) -> bool:
 async def add_pending(database: Database) -> None:
     """Add all responses to the sums that are not in them, in short transactions.
 
-    Raises:
-        StoreBusy: Another transaction is adding nodes, or changes the sums, for a long time.
+    Nothing is raised: what fails is done by the next call.
     """
-    while await database.write(_add_batch):
-        pass
+    with suppress(StoreError):
+        while await database.write(_add_batch):
+            pass
 
 
 async def read_with_sums(database: Database, work: Callable[[Tx], T]) -> T:
     """Run queries that use the sums, after adding all responses to them.
 
-    A read-only store can have responses that are not in the sums, and so can a store during an import.
+    A store that is read-only or full can have responses that are not in the sums, and so can a store during an import.
     """
 
     def read(tx: Tx) -> tuple[T] | None:
@@ -139,8 +139,7 @@ async def read_with_sums(database: Database, work: Callable[[Tx], T]) -> T:
     found = await database.read(read)
     if found is not None:
         return found[0]
-    with suppress(StoreReadOnly, StoreBusy):
-        await add_pending(database)
+    await add_pending(database)
     return await database.read(work)
 
 
@@ -193,8 +192,7 @@ def to_numbers(names: Iterable[str], row: Row) -> list[Any]:
 async def rebuild(database: Database) -> None:
     """Compute all sums again."""
     await database.write(_reset)
-    with suppress(StoreBusy):  # then the next statistics add the responses
-        await add_pending(database)
+    await add_pending(database)
 
 
 def _reset(tx: Tx) -> None:

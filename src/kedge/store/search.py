@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from kedge.arguments import check_choice, check_times
 from kedge.database.transactions import Database, Tx, join_filters
-from kedge.errors import StoreReadOnly
+from kedge.errors import StoreError
 from kedge.store.nodes import find_used_nodes, select_tree
 from kedge.store.records import Hit, validate_page
 from kedge.store.search_query import (
@@ -100,7 +100,7 @@ async def update_index(database: Database) -> bool:
     try:
         while after is not None:
             after = await database.write(lambda tx, after=after: index_batch(tx, after))
-    except StoreReadOnly:  # blocks that are not indexed are read one by one
+    except StoreError:  # such as a full disk: blocks that are not indexed are read one by one
         return False
     return True
 

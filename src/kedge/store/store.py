@@ -13,14 +13,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from kedge.arguments import validate_seconds
 from kedge.database.transactions import Database, NamespaceDatabase, Tx
-from kedge.errors import HeadConflict, StoreBusy, StoreError
+from kedge.errors import HeadConflict
 from kedge.event_loops import AsyncResource, SharedLock, SyncFacade, wrap_method
 from kedge.events.request_record import RequestRecord
 from kedge.planning import Mode
@@ -456,12 +455,11 @@ class Store(AsyncResource):
         return node
 
     async def _count_response(self) -> None:
-        """Add a batch of responses to the sums; after a failure, a later batch adds them."""
+        """Add a batch of responses to the sums."""
         self._unsummed += 1
         if self._unsummed >= response_sums.BATCH_SIZE:
             self._unsummed = 0
-            with suppress(StoreError):
-                await response_sums.add_pending(self.database)
+            await response_sums.add_pending(self.database)
 
     move_head = write(nodes.move_head)
     last_blocks = read(node_paths.load_last_blocks)
@@ -575,8 +573,7 @@ class Store(AsyncResource):
         for scope in import_export.list_scopes(parsed):
             await self._intern_scope(scope)
         rows = await self.database.write(lambda tx: import_export.import_lines(tx, parsed))
-        with suppress(StoreBusy):  # then the next statistics add the responses to the sums
-            await response_sums.add_pending(self.database)
+        await response_sums.add_pending(self.database)
         return rows
 
     async def gc(self) -> int:
