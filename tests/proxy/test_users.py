@@ -1,7 +1,9 @@
 """Tests of named tokens for `kedge proxy`: separate indexes, request lists and limits for each user."""
 
 import asyncio
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -230,6 +232,35 @@ def test_what_passed_of_a_body_counts() -> None:
     reader = UsageReader("application/json", 7)
     reader.feed(b'{"output": "' + b"word " * 80)
     assert reader.finish() == 7 + 412 // 4
+
+
+@pytest.mark.parametrize("media_type", ["text/event-stream", "application/json"])
+async def test_tokens_of_a_compressed_response_are_counted(
+    tmp_path: Path, media_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some upstreams compress although `identity` was requested; of an unknown compression, the size counts."""
+    monkeypatch.setattr("kedge.store.token_registry.MINUTE", 10**10)
+    form = "data: %s\n\n" if media_type == "text/event-stream" else "%s"
+    text = (form % '{"usage": {"input_tokens": 3, "output_tokens": 5}}').encode()
+    bodies = {"gzip": gzip.compress(text), "deflate": zlib.compress(text), "br": b"x" * 400}
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        coding = request.headers["x-coding"]
+        stream = httpx2.ByteStream(bodies[coding])
+        headers = {"content-type": media_type, "content-encoding": coding}
+        return httpx2.Response(200, stream=stream, headers=headers)
+
+    with open_store(tmp_path) as store:
+        registry = TokenRegistry(store)
+        async with open_asgi(respond, store=store) as client:
+            for coding, body in bodies.items():
+                _, secret = await registry.add(coding, tokens_per_minute=10**9)
+                headers = {"x-kedge-token": secret, "x-coding": coding}
+                path, content = "/v1/chat/completions", {"content": "word " * 80}
+                async with client.stream("POST", path, headers=headers, json=content) as answer:
+                    assert b"".join([chunk async for chunk in answer.aiter_raw()]) == body
+        counts = {coding: (await registry.count(coding)).tokens for coding in bodies}
+    assert counts == {"gzip": 8, "deflate": 8, "br": 103 + 100}
 
 
 def test_the_estimate_of_a_request_is_its_text_and_its_largest_output() -> None:

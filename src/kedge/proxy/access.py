@@ -6,6 +6,7 @@ named token of a user from the proxy's store. The tokens of a request are estima
 """
 
 import re
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -14,6 +15,7 @@ from anyio import CancelScope
 from starlette.responses import Response
 from starlette.types import Scope
 
+from kedge.engines.transport import make_inflater
 from kedge.errors import StreamTooLarge
 from kedge.events.decoder import read_kind
 from kedge.events.fields import get_count, get_object, list_objects
@@ -84,11 +86,13 @@ class UsageReader:
     What passed of a stream counts as well, if it ends without its usage.
 
     Args:
-        content_type: The content type of the response, which must not be compressed.
+        content_type: The content type of the response.
         input_tokens: The estimated input, for streams that end without their usage.
+        encoding: The compression of the response; the size of one that cannot be read is counted.
     """
 
-    def __init__(self, content_type: str, input_tokens: int = 0) -> None:
+    def __init__(self, content_type: str, input_tokens: int = 0, encoding: str = "") -> None:
+        self._inflate = make_inflater(encoding)
         self._events = SSEDecoder() if content_type.startswith("text/event-stream") else None
         self._body = bytearray()
         self._is_first = True
@@ -97,7 +101,16 @@ class UsageReader:
         self._texts: list[str] = []
 
     def feed(self, chunk: bytes) -> None:
-        """Read more of the response."""
+        """Read more of the response, as received."""
+        try:
+            for piece in self._inflate(chunk) if self._inflate else ():
+                self._read_piece(piece)
+        except zlib.error:
+            self._inflate = None
+        if self._inflate is None:
+            self._passed += len(chunk) // BYTES_PER_TOKEN
+
+    def _read_piece(self, chunk: bytes) -> None:
         if self._is_first and (kind := read_kind(chunk)):
             self._is_first = False
             if kind == "object":
@@ -116,7 +129,7 @@ class UsageReader:
         """Return the tokens of the response: those of its input and its output."""
         if self._events is None and read_kind(bytes(self._body)) == "stream":
             self._events = SSEDecoder()  # some servers send streams without their content type
-            self.feed(bytes(self._body))
+            self._read_piece(bytes(self._body))
             self._body.clear()
         for message in (
             self._events.close() if self._events else ()

@@ -273,7 +273,8 @@ class _Proxy:
         # A response that is fetched was counted before, except for the result of a background response.
         is_metered = has_limit and (is_new or exchange is not None)
         content_type = incoming.headers.get("content-type", "")
-        usage = UsageReader(content_type, estimate.input) if is_metered else None
+        encoding = "" if decoded else incoming.headers.get("content-encoding", "")
+        usage = UsageReader(content_type, estimate.input, encoding) if is_metered else None
 
         async def end() -> None:
             self._record(exchange, response, caller)
