@@ -129,8 +129,9 @@ def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedMode
     assert rest[-1]["type"] == "response.completed"
     with resume_stream(http, known) as events:
         assert list(events) == [*first, *rest]
-    after = http.get(f"/v1/responses/{known}?stream=true&starting_after=10000")
-    assert after.content == b"data: [DONE]\n\n"
+    for zeros in ("", "0" * 30):
+        after = http.get(f"/v1/responses/{known}?stream=true&starting_after={zeros}10000")
+        assert after.content == b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize("value", ["True", "1", "yes", ""])

@@ -9,6 +9,7 @@ request has Anthropic's version header. Everything else is OpenAI's.
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -224,11 +225,16 @@ def build_list(items: Sequence[Item], *, has_more: bool = False) -> dict[str, An
     }
 
 
+_INTEGER = re.compile(r"(-?)0*([0-9]{1,20})[0-9]*")
+"""A sign, and the digits that matter: Python rejects thousands of them."""
+
+
 def parse_integer(path: str, text: str, allowed: Integer) -> int:
     """Parse an integer of a query string."""
-    if not (text.isascii() and text.removeprefix("-").isdecimal()):
+    match = _INTEGER.fullmatch(text)
+    if match is None:
         raise errors.INVALID_TYPE(path=path, expected="an integer", got="a string")
-    value = int(text[:20])
+    value = int(match[1] + match[2])
     allowed.check(value, (None, path))
     return value
 
