@@ -366,6 +366,18 @@ async def test_handshake_requires_the_token() -> None:
             assert (await ws_client.create_and_read())["type"] == "response.completed"
 
 
+@for_each("headers", [{"x-long": "a" * 9_000}, {f"x-{number}": "" for number in range(150)}])
+async def test_a_handshake_with_too_large_headers_is_answered(
+    server: TestServer, headers: dict[str, str]
+) -> None:
+    """Headers that a request may have, but not a handshake, are a 400 error instead of no answer."""
+    with pytest.raises(InvalidStatus) as exc_info:
+        async with connect_client(server, additional_headers=headers):
+            pass
+    assert exc_info.value.response.status_code == 400
+    assert b"at most 128 headers" in (exc_info.value.response.body or b"")
+
+
 async def test_foreign_origins_and_other_paths_are_rejected(
     server: TestServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -132,6 +132,14 @@ class LimitedProtocol(HttpProtocol):
             raise ValueError("a request has one host, and a path as its target")  # becomes a 400
         super().on_headers_complete()
 
+    def handle_websocket_upgrade(self) -> None:
+        """Change to WebSocket, whose parser has own limits and leaves what it cannot read without an answer."""
+        super().handle_websocket_upgrade()
+        if not cast("Any", self.transport.get_protocol()).handshake_initiated:
+            self.send_400_response(
+                "A WebSocket is opened with GET, at most 128 headers, and lines of at most 8 KiB."
+            )
+
     def data_received(self, data: bytes) -> None:
         """Parse what was received."""
         is_inside = self.head_bytes is not None
