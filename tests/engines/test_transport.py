@@ -188,6 +188,16 @@ async def test_error_in_a_list_is_read() -> None:
     assert (error.message, error.code) == ("Quota exceeded.", "429")
 
 
+@for_each("api", ["responses", "sdk openai"])
+async def test_an_error_has_only_whole_characters(api: str) -> None:
+    """A server may cut a character in half, or send headers that are not UTF-8; the error can be stored and shown."""
+    body = rb'{"error": {"message": "no \ud83d", "code": "\ud83d", "param": "\ud83d"}}'
+    for status, headers in ((400, {"x-request-id": "\xfc"}), (302, {"location": "http://a/\xfc"})):
+        error = await catch_error(RequestRefused, Response(body, status, headers), api=api)
+        shown = f"{error} {error.message} {error.code} {error.param} {error.request_id}"
+        assert shown.encode("utf-8", "replace") == shown.encode()
+
+
 async def test_truncated_message_contains_no_part_of_the_key() -> None:
     """A long error message is redacted before it is truncated, so that no part of the key is shown."""
     key = "sk-" + "7" * 40

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from kedge import errors
+from kedge.events.fields import repair_surrogates
 
 PLACEHOLDER_KEY = "none"
 """The key that is sent to a server without keys."""
@@ -180,9 +181,9 @@ def parse_error(text: str) -> dict[str, str]:
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """Return the JSON object of a body, or an empty one."""
+    """Return the JSON object of a body, without lone surrogates, or an empty one."""
     try:
-        body = json.loads(text)
+        body = repair_surrogates(json.loads(text))
     except (ValueError, RecursionError):
         return {}
     if isinstance(body, list) and body:  # the form of errors of Google's servers
@@ -192,7 +193,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 def get_request_id(headers: Mapping[str, str]) -> str:
     """Return the server's id of a request."""
-    return headers.get("x-request-id") or headers.get("request-id", "")
+    return _truncate_code(headers.get("x-request-id") or headers.get("request-id"))
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float | None:
@@ -219,7 +220,7 @@ def find_root_cause(exc: BaseException) -> BaseException:
 
 def _describe_redirect(headers: Mapping[str, str]) -> str:
     """Describe a redirect by its target, without user and query, which may be secret."""
-    address = _strip_url(headers.get("location", ""))
+    address = repair_surrogates(_strip_url(headers.get("location", "")))
     where = f" to {address}" if address else ""
     return f"the server redirects{where}; redirects are not followed, so use the right address"
 
@@ -235,4 +236,4 @@ def _strip_url(url: str) -> str:
 
 def _truncate_code(value: object) -> str:
     known = isinstance(value, str | int) and not isinstance(value, bool)
-    return str(value)[:MAX_CODE_LENGTH] if known else ""
+    return repair_surrogates(str(value)[:MAX_CODE_LENGTH]) if known else ""
