@@ -424,6 +424,19 @@ async def test_server_shutdown_is_reported(model: GatedModel) -> None:
                 await task
 
 
+@for_each("size", [20_000, 5_000_000])
+async def test_a_request_that_is_too_large_is_refused(size: int) -> None:
+    """The server closes its connection, so the request is not sent again; smaller ones are."""
+    with serve(limits=Limits(body_bytes=10_000)) as server:
+        async with open_link(server, **SOCKET, max_retries=2) as link:
+            sends = [link.send(text) for text in ("x" * size, "a", "b")]
+            large, *others = await asyncio.gather(*sends, return_exceptions=True)
+            assert isinstance(large, RequestRefused)
+            assert large.status == 413
+            assert "accepts no WebSocket message of" in large.message
+            assert all(isinstance(other, Turn) for other in others)
+
+
 async def test_other_requests_use_http(link: Link) -> None:
     """Token counts and audits use HTTP and do not rely on unstored responses."""
     turn = await send(link, Turn(), "I am Ada.")

@@ -139,9 +139,12 @@ class SocketTransport(Transport):
                 first = await lane.next_message()
         except TimeoutError:
             raise self._fail(Unreachable, "the server did not answer in time") from None
-        except sockets.LaneFailed as lost:
-            raise self._fail(StreamCut, f"there was no response: {lost}") from None
-        except (WebSocketException, OSError) as error:
+        except (sockets.LaneFailed, WebSocketException, OSError) as error:
+            if lane.connection.is_too_large(lane):
+                message = f"the server accepts no WebSocket message of {len(content)} bytes"
+                raise RequestRefused(message, provider=self.provider, status=413) from None
+            if isinstance(error, sockets.LaneFailed):
+                raise self._fail(StreamCut, f"there was no response: {error}") from None
             message = f"the connection ended before the request was sent ({type(error).__name__})"
             raise self._fail(Unreachable, message) from None
         if first.is_rejection:

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import WebSocketException
+from websockets.frames import CloseCode
 
 from kedge.observe import get_logger
 from kedge.text.json_text import decode
@@ -76,7 +77,10 @@ class Lane:
         """Whether the running response has no reader."""
         self.finished = False
         """Whether the last message of that response has arrived."""
-        self._overflowed = self._started = False
+        self.started = False
+        """Whether the first message of that response has arrived."""
+        self.request_bytes = 0
+        self._overflowed = False
         self._parent_id = parent_id
         self._inbox, self._buffered_bytes = asyncio.Queue[SocketMessage | LaneFailed](), 0
 
@@ -112,16 +116,16 @@ class Lane:
 
     def _is_stale(self, message: SocketMessage) -> bool:
         """Return whether an event belongs to the previous response: a repeated one may arrive late."""
-        if not self._started:
+        if not self.started:
             known = bool(message.response_id) and message.response_id == self._previous_id
             # A server may issue an id twice; the first event of a response does not arrive late.
             known = known and message.kind != "response.created"
             announced = "response" in message.payload and not known
             # A server without such a start is recognized by its first response, before which nothing is late.
             bare = not self._announces and message.kind.startswith("response.") and not known
-            self._started = message.kind == "error" or announced or bare
+            self.started = message.kind == "error" or announced or bare
             self._announces = self._announces or announced
-        return not self._started
+        return not self.started
 
 
 log = get_logger("kedge.engines.websocket.connection")
@@ -160,8 +164,15 @@ class SocketConnection:
 
     async def send(self, lane: Lane, body: bytes) -> None:
         """Send a request on a lane; ``body`` is its JSON object."""
+        lane.request_bytes = len(body)
         name = f'"stream_id":"{lane.name}",' if lane.name else ""
         await self._socket.send(f'{{"type":"response.create",{name}{body[1:].decode()}')
+
+    def is_too_large(self, lane: Lane) -> bool:
+        """Return whether the server closed the connection because of the request of a lane: the largest unanswered."""
+        largest = max((each.request_bytes for each in self.lanes if not each.started), default=0)
+        is_rejected = self._socket.close_code == CloseCode.MESSAGE_TOO_BIG
+        return is_rejected and not lane.started and lane.request_bytes == largest
 
     async def close(self) -> None:
         """Close the connection; running responses are cancelled, here and on the server."""
