@@ -317,6 +317,22 @@ def test_an_interrupted_upload_is_not_an_error(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+@for_each("path", ["/v1/responses", "/v1/files"])
+def test_an_upload_that_does_not_continue_ends(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A client whose connection is half open does not occupy the proxy and the upstream forever."""
+    monkeypatch.setattr(proxy_app, "READ_SECONDS", 0)
+    with serve_proxy(f"{upstream.url}/v1") as proxy:
+        connection = open_connection(proxy)
+        connection.putrequest("POST", path)
+        connection.putheader("content-length", "100")
+        connection.endheaders(b"abc")
+        answer = connection.getresponse()
+        assert (answer.status, b"no part of the request body" in answer.read()) == (408, True)
+        connection.close()
+
+
 def test_a_cut_response_is_cut_for_the_client(
     upstream: Upstream, proxy: str, caplog: pytest.LogCaptureFixture
 ) -> None:

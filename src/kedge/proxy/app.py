@@ -53,6 +53,7 @@ from kedge.security.urls import BaseUrl, parse_base_url
 from kedge.server.access import CALLER_KEY, AccessPolicy, Rejection
 from kedge.server.errors import encode_error_event
 from kedge.server.request_log import EscapedJSONResponse, RequestMiddleware, metrics
+from kedge.server.settings import Limits
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
 from kedge.store.proxied_requests import RequestRecorder
@@ -81,6 +82,9 @@ CONNECT_SECONDS = 30.0
 """The time for a connection to the upstream."""
 WAIT_SECONDS = 3_600.0
 """The time for which the upstream may send nothing. Clients have their own limit, and leave when it is reached."""
+READ_SECONDS = Limits().read_seconds
+"""The time for which a client may send nothing of its body."""
+SLOW_BODY = f"no part of the request body arrived for {READ_SECONDS:g} seconds"
 TIMEOUTS = {"connect": CONNECT_SECONDS, **dict.fromkeys(("read", "write", "pool"), WAIT_SECONDS)}
 SEND_ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, ValueError)
 """What the client raises if a request cannot be sent."""
@@ -229,6 +233,8 @@ class _Proxy:
             body = await _read_body(request, body_read, is_estimated=has_limit)
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
+        except TimeoutError:
+            return build_error(408, SLOW_BODY)
         is_new = request.method == "POST"
         estimate = Estimate(0, 0)
         if has_limit and is_new:  # of a body that is only passed on, its size is known at best
@@ -328,6 +334,8 @@ class _Proxy:
             return build_error(502, f"the upstream could not be reached: {reason}")
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
+        except TimeoutError:
+            return build_error(408, SLOW_BODY)
         except asyncio.CancelledError:
             if not is_gone or sender.uncancel():
                 raise
@@ -532,8 +540,8 @@ async def _read_body(
     is_read = is_estimated and "json" in request.headers.get("content-type", "")
     is_examined = request.method == "POST" and (is_create or is_read)
     if not is_examined or int(length or 0) > MAX_BODY_BYTES:
-        return _stream_body(request.stream(), body_read)
-    rest = request.stream()
+        return _stream_body(_limit_pauses(request.stream()), body_read)
+    rest = _limit_pauses(request.stream())
     read = bytearray()
     async for chunk in rest:
         read += chunk
@@ -541,6 +549,20 @@ async def _read_body(
             return _stream_body(rest, body_read, bytes(read))
     body_read.set()
     return bytes(read)
+
+
+async def _limit_pauses(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the chunks of a body.
+
+    Raises:
+        TimeoutError: None arrived for some time; the client may have left without closing its connection.
+    """
+    while True:
+        async with asyncio.timeout(READ_SECONDS):
+            chunk = await anext(chunks, None)
+        if chunk is None:
+            return
+        yield chunk
 
 
 async def _stream_body(
