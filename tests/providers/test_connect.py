@@ -243,15 +243,29 @@ def test_cache_breakpoints_are_sent_to_known_models(host: str, model: str, marks
 
 
 async def test_a_password_in_an_address_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
-    """The password is not in the error, which has advice about the address; an impossible port is named."""
+    """The password is not in the error, which has advice about the address."""
     engine = connect("chat:http://ada:geheim@127.0.0.1:1/v1#m", max_retries=0)
     with pytest.raises(Unreachable) as exc_info:
         await engine.run(Turn([user("Hello")]))
     assert "correct its address (127.0.0.1:1)" in str(exc_info.value)
     assert "geheim" not in f"{exc_info.value} {caplog.text}"
     await engine.aclose()
-    with pytest.raises(CannotConnect, match="the address is invalid"):
-        connect("responses:http://host:99999/v1#m")
+
+
+@for_each("host", ["host:99999", "[::1", "[::g]", "a\u2100b"])
+def test_an_invalid_address_is_reported(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An impossible port, half of the brackets of an IPv6 address, and what is no name are errors with advice."""
+    monkeypatch.setenv("OLLAMA_HOST", host)
+    address = f"http://{host}/v1"
+    for model, settings in (
+        (f"responses:{address}#m", {}),
+        (f"chat:{address}#m", {}),
+        ("openai:m", {"base_url": address, "api_key": "k"}),
+        ("anthropic:m", {"base_url": address, "api_key": "k"}),
+        ("ollama:m", {}),
+    ):
+        with pytest.raises(CannotConnect, match=r"the address (in OLLAMA_HOST )?is invalid"):
+            connect(model, **settings)
 
 
 @for_each(

@@ -23,7 +23,7 @@ from kedge.engines.transport import resolve_limit
 from kedge.errors import CannotConnect, UnknownSetting
 from kedge.memory.evidence import EvidenceStore, Trust
 from kedge.planning import Mode
-from kedge.security.urls import parse_base_url
+from kedge.security.urls import BaseUrl, parse_base_url
 
 if TYPE_CHECKING:
     from kedge.engines.http_client import HttpClient
@@ -73,6 +73,18 @@ class ConnectSettings(ClientSettings, total=False):
 ANTHROPIC_VERSION = "2026-10-21"
 """The version of Anthropic's API, unless another is set in ``default_headers``."""
 _HASH_KEY = b"kedge.scope/1"
+
+
+def parse_address(base_url: str) -> BaseUrl:
+    """Parse the base URL of a server.
+
+    Raises:
+        CannotConnect: It is not a base URL.
+    """
+    try:
+        return parse_base_url(base_url)
+    except ValueError as error:
+        raise CannotConnect(f"the address is invalid: {error}") from None
 
 
 def make_scope(provider: str, base_url: str, *credentials: str | None) -> str:
@@ -161,10 +173,7 @@ def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[
         name: settings.pop(name) for name in ClientSettings.__optional_keys__ & settings.keys()
     }
     _check_settings(client_settings)
-    try:
-        base = parse_base_url(base_url)
-    except ValueError as error:
-        raise CannotConnect(f"the address is invalid: {error}") from None
+    base = parse_address(base_url)
     if base.authorization:
         client_settings["default_headers"] = {
             "Authorization": base.authorization,

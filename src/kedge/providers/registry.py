@@ -14,7 +14,7 @@ from kedge.engines.prompt_cache import find_host_rules
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
 from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host
-from kedge.providers.clients import PRACTICE_SCOPE, check_names, make_engine
+from kedge.providers.clients import PRACTICE_SCOPE, check_names, make_engine, parse_address
 from kedge.security.encryption import can_encrypt
 
 OLLAMA_PORT = 11434
@@ -30,7 +30,7 @@ def _build_responses_engine(
 ) -> Engine:
     from kedge.engines.responses import ResponsesEngine
 
-    settings.setdefault("known_server", find_known_host(base_url))
+    settings.setdefault("known_server", find_known_host(str(parse_address(base_url))))
     if settings["known_server"] is not None:
         settings.setdefault("prompt_cache", settings["known_server"].remembers)
     _add_cache_rules(base_url, settings)
@@ -39,7 +39,7 @@ def _build_responses_engine(
 
 def _add_cache_rules(base_url: str, settings: dict[str, Any]) -> None:
     """Add how the provider at an address caches prompts, if that is known."""
-    if rules := find_host_rules(urlsplit(base_url).hostname or ""):
+    if rules := find_host_rules(urlsplit(str(parse_address(base_url))).hostname or ""):
         settings.setdefault("cache_rules", rules)
         settings.setdefault("prompt_cache", True)
 
@@ -63,7 +63,7 @@ def _build_anthropic_engine(
     versions = [value for name, value in headers.items() if name.lower() == "anthropic-version"]
     settings.setdefault("sampling", any(version < NO_SAMPLING_VERSION for version in versions))
     settings["advice"] = Advice(
-        unreachable=f"check the network, or correct ANTHROPIC_BASE_URL ({_get_host(base_url)})",
+        unreachable=f"check the network, or correct ANTHROPIC_BASE_URL ({parse_address(base_url).host})",
         no_model=f"is {model!r} a model of this server? Its documentation lists them",
     )
     return make_engine(AnthropicEngine, provider, model, base_url, api_key, settings)
@@ -134,7 +134,7 @@ def connect_responses(rest: str, **settings: Any) -> Engine:
 def connect_chat(rest: str, **settings: Any) -> Engine:
     """Return an engine for ``chat:<url>#model``: any server with the Chat Completions API."""
     base_url, model, api_key = _parse_address("chat", rest, settings)
-    host = _get_host(base_url)
+    host = parse_address(base_url).host
     advice = Advice(
         unreachable=f"start the server, or correct its address ({host})",
         no_model=f"is {model!r} a model of this server, and is its address right?",
@@ -169,9 +169,12 @@ def resolve_ollama_url(host: str) -> str:
     """Return the address of the API for a value of ``OLLAMA_HOST``, parsed as Ollama parses it."""
     address = host.strip().strip("'\"")
     has_scheme = "://" in address
-    parts = urlsplit(address if has_scheme else f"http://{address}")
     ports = {"http": 80, "https": 443} if has_scheme else {}
-    port = parts.port or ports.get(parts.scheme, OLLAMA_PORT)
+    try:
+        parts = urlsplit(address if has_scheme else f"http://{address}")
+        port = parts.port or ports.get(parts.scheme, OLLAMA_PORT)
+    except ValueError:
+        raise CannotConnect("the address in OLLAMA_HOST is invalid") from None
     name = parts.hostname or "127.0.0.1"
     if name in ("0.0.0.0", "::"):  # noqa: S104 - the server listens on all interfaces, so also on loopback
         name = "127.0.0.1"
@@ -192,11 +195,6 @@ def connect_practice(rest: str, **settings: Any) -> Engine:
     settings.setdefault("known_server", known)
     settings.setdefault("prompt_cache", True)
     return _build_responses_engine("practice", "practice", server.base_url, None, **settings)
-
-
-def _get_host(base_url: str) -> str:
-    """Return the host and port of an address, without a password."""
-    return urlsplit(base_url).netloc.rpartition("@")[2]
 
 
 def _parse_address(kind: str, rest: str, settings: dict[str, Any]) -> tuple[str, str, str | None]:
