@@ -1,12 +1,18 @@
-"""Checks of settings and arguments, which raise ``InvalidSetting``."""
+"""Checks of settings and arguments, which raise ``InvalidSetting``, and the values of environment variables."""
 
+import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from kedge.errors import InvalidSetting
 
 MAX_TIME = 1e18
 """The latest time in seconds: its day is an integer that every database can store."""
+
+
+def read_variable(name: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return an environment variable without surrounding whitespace; empty if it is unset or blank."""
+    return environ.get(name, "").strip()
 
 
 def validate_seconds(seconds: object, field: str) -> float | None:

@@ -30,7 +30,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_precedence_of_sources(file: Path) -> None:
-    """A flag overrides the environment, which overrides the file; an empty variable is treated as unset."""
+    """A flag overrides the environment, which overrides the file; a blank variable is treated as unset."""
     config = Config(file, read_config_file(file), {"KEDGE_SERVE_PORT": "9001"})
     assert config.find("serve.port", 9002).source == "flag"
     setting = config.find("serve.port")
@@ -40,8 +40,10 @@ def test_precedence_of_sources(file: Path) -> None:
     assert (setting.value, setting.source, setting.location) == ("xai:grok-4", "file", str(file))
     assert config.find("serve.host").source == "default"
     assert config["serve.host"] == "127.0.0.1"
-    empty = Config(file, {}, {"KEDGE_MODEL": "", "KEDGE_TRACE": "Yes"})
-    assert empty.find("model").source == "default"
+    blank = {"KEDGE_MODEL": " ", "KEDGE_SYSTEM": "", "KEDGE_SERVE_PORT": "\t", "KEDGE_MODLE": " "}
+    empty = Config(file, {}, {**blank, "KEDGE_TRACE": "Yes"})
+    assert {empty.find(name).source for name in ("model", "system", "serve.port")} == {"default"}
+    assert not empty.unknown_variables
     assert empty["trace"] is True
     with pytest.raises(InvalidSetting, match="KEDGE_TRACE must be"):
         _ = Config(file, {}, {"KEDGE_TRACE": "perhaps"})["trace"]

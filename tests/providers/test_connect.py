@@ -56,9 +56,12 @@ def test_missing_setting_is_reported_in_one_line(
 
 
 def test_azure_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The endpoint comes from the environment, in both of its forms, and the path is added once."""
+    """The endpoint comes from the environment, in both of its forms, and the path is added once; a blank is none."""
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", " ")
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", " ")
+    with pytest.raises(CannotConnect, match="AZURE_OPENAI_API_KEY"):
+        connect("azure:mine")
     monkeypatch.setenv("AZURE_OPENAI_API_KEY", "k")
-    monkeypatch.delenv("AZURE_OPENAI_ENDPOINT", raising=False)
     with pytest.raises(CannotConnect, match="AZURE_OPENAI_ENDPOINT"):
         connect("azure:mine")
     scopes: set[str] = set()

@@ -14,13 +14,13 @@ Every error is an ``InvalidSetting`` of one line, with its location and the vali
 never contains a key, only the name of the environment variable with the key.
 """
 
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from kedge.arguments import read_variable
 from kedge.backends.engine_model import DEFAULT_WINDOW, EngineModel
 from kedge.errors import CannotConnect, InvalidSetting, find_similar
 from kedge.practice import Script
@@ -191,7 +191,7 @@ def _load_model(name: str, table: Any, file: str) -> Model:
         raise InvalidSetting(f'{where} needs a model: model = "ollama:llama3.2"')
     settings = {key: value for key, value in members.items() if key not in ("model", "key_env")}
     if (variable := members.get("key_env")) is not None:
-        settings["api_key"] = os.environ.get(variable, "").strip()
+        settings["api_key"] = read_variable(variable)
         if not settings["api_key"]:
             raise CannotConnect(
                 f"{where}: the environment variable {variable} is not set; set it to the key"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 import kedge
+from kedge.arguments import read_variable
 from kedge.cli.base import (
     CommandError,
     Result,
@@ -161,7 +162,7 @@ def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
     """Show which keys are set, masked, and whether chaining is disabled."""
     from kedge.memory.judge import CHAINING_VARIABLE, is_chaining_enabled
 
-    keys = {name: environ.get(name, "").strip() for name in KEY_VARIABLES}
+    keys = {name: read_variable(name, environ) for name in KEY_VARIABLES}
     for name, key in keys.items():
         if key:
             yield run_check(name, _check_key, key, KEY_VARIABLES[name])
@@ -363,7 +364,7 @@ def check_providers(environ: Mapping[str, str], model: str, timeout: float) -> l
     models = {
         serves: variable
         for variable, serves in KEY_VARIABLES.items()
-        if variable != SERVER_KEY and environ.get(variable, "").strip()
+        if variable != SERVER_KEY and read_variable(variable, environ)
     }
     if model.partition(":")[0] in ("responses", "chat", "ollama"):
         models[model] = SERVER_KEY

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
+from kedge.arguments import read_variable
 from kedge.config.settings import OTHER_VARIABLES, Scalar, format_value
 from kedge.config.settings import SETTINGS as SETTINGS
 from kedge.config.settings import Setting as Setting
@@ -30,9 +31,9 @@ def data_dir() -> Path:
     if sys.platform == "darwin":
         folder = home / "Library" / "Application Support"
     elif sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+        folder = Path(read_variable("LOCALAPPDATA") or home / "AppData" / "Local")
     else:
-        folder = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
+        folder = Path(read_variable("XDG_DATA_HOME") or home / ".local" / "share")
     return folder / "kedge"
 
 
@@ -108,7 +109,7 @@ def _is_database(path: Path, url: str) -> bool:
 
 def config_path() -> Path:
     """Return the path of the configuration file, which may not exist."""
-    if path := os.environ.get(CONFIG_ENV):
+    if path := read_variable(CONFIG_ENV):
         return Path(path).expanduser()
     import click
 
@@ -273,7 +274,7 @@ class Config:
         return {
             name: find_similar_variable(name)
             for name in names
-            if name not in known and self._environ[name]
+            if name not in known and read_variable(name, self._environ)
         }
 
     def find(self, name: str, flag: Scalar | None = None) -> SettingValue:
@@ -289,7 +290,7 @@ class Config:
         setting = SETTINGS[name]
         if flag is not None:
             return SettingValue(setting, flag, "flag", setting.flag)
-        if text := self._environ.get(setting.env):
+        if text := read_variable(setting.env, self._environ):
             return SettingValue(
                 setting, setting.parse(text, setting.env), "environment", setting.env
             )
@@ -315,7 +316,9 @@ def load_config(environ: Mapping[str, str] = os.environ) -> Config:
             Environment variables are checked when they are read.
     """
     path = config_path()
-    return Config(path, read_config_file(path, required=bool(environ.get(CONFIG_ENV))), environ)
+    return Config(
+        path, read_config_file(path, required=bool(read_variable(CONFIG_ENV, environ))), environ
+    )
 
 
 def mask_value(setting: Setting, value: Scalar) -> str:

@@ -9,7 +9,6 @@ gigabytes. The HTTP libraries decompress in pieces of at most a megabyte; so doe
 passed on.
 """
 
-import os
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 import msgspec
 from anyio import CancelScope, current_time
 
-from kedge.arguments import check_positive_int
+from kedge.arguments import check_positive_int, read_variable
 from kedge.engines.http_errors import ErrorBuilder, parse_object
 from kedge.engines.request_options import encode_params, encode_tool
 from kedge.errors import InvalidSetting, RequestRefused, ServerFailed, StreamTooLarge
@@ -70,7 +69,7 @@ def resolve_limit(max_bytes: int | None = None) -> int:
     """
     if max_bytes is not None:
         return check_positive_int("max_response_bytes", max_bytes)
-    text = os.environ.get(LIMIT_VARIABLE, "").strip()
+    text = read_variable(LIMIT_VARIABLE)
     if not text:
         return MAX_RESPONSE_BYTES
     if not (text.isascii() and text.isdigit() and int(text)):

@@ -14,13 +14,13 @@ are those of OpenTelemetry's GenAI conventions; ``kedge.…`` are values that th
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
+from kedge.arguments import read_variable
 from kedge.engines.base import Events, Middleware, Request, unwrap
 from kedge.engines.request_log import RequestLog
 from kedge.errors import AnswerIncomplete, Blocked, CannotConnect, EngineError, describe_extra
@@ -73,7 +73,7 @@ def trace(
     """
     resolved_tracer = tracer or _get_tracer()
     if content is None:
-        content = os.environ.get(CAPTURE_CONTENT_ENV, "").strip().lower() in CAPTURE_ENABLED_VALUES
+        content = read_variable(CAPTURE_CONTENT_ENV).lower() in CAPTURE_ENABLED_VALUES
 
     return lambda engine: _TraceMiddleware(engine, resolved_tracer, content, agent)
 

@@ -1,7 +1,6 @@
 """The settings of ``connect``, the clients of engines, with their API keys, and the scope of their responses."""
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import signature
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 import kedge
-from kedge.arguments import check_count, validate_seconds
+from kedge.arguments import check_count, read_variable, validate_seconds
 from kedge.engines import Engine
 from kedge.engines.http_errors import (
     CREDENTIAL_HEADERS,
@@ -162,7 +161,7 @@ def _merge_headers(*groups: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_env_headers(variable: str) -> dict[str, str]:
     """Return the headers of an environment variable: lines of a name, a colon and a value."""
-    lines = os.environ.get(variable, "").split("\n")
+    lines = read_variable(variable).split("\n")
     pairs = [line.partition(":") for line in lines if ":" in line]
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
@@ -204,7 +203,8 @@ def _resolve_owners(provider: str, client_settings: dict[str, Any]) -> dict[str,
     """Return the organization and project: those of the settings, or for OpenAI those of the environment."""
     return {
         name: client_settings.get(name)
-        or (os.environ.get(variable) if provider == "openai" else None)
+        or (provider == "openai" and read_variable(variable))
+        or None
         for name, variable in _OWNER_VARIABLES.items()
     }
 

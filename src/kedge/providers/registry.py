@@ -1,6 +1,5 @@
 """The built-in providers: their addresses, and the environment variables of their keys."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -9,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kedge import engines
+from kedge.arguments import read_variable
 from kedge.engines import Engine
 from kedge.engines.prompt_cache import find_host_rules
 from kedge.engines.stateless import Advice
@@ -91,7 +91,7 @@ class HostedProvider(Struct, frozen=True):
     def __call__(self, model: str, **settings: Any) -> Engine:
         """Return an engine for a model of this provider."""
         self._check_model(model)
-        api_key = settings.pop("api_key", None) or os.environ.get(self.key_variable)
+        api_key = settings.pop("api_key", None) or read_variable(self.key_variable)
         base_url = settings.pop("base_url", None)
         check_names(getattr(engines, self.kind), model, settings)
         if not api_key:
@@ -115,7 +115,7 @@ class HostedProvider(Struct, frozen=True):
             )
 
     def _resolve_url(self) -> str:
-        address = os.environ.get(self.url_variable, "") if self.url_variable else ""
+        address = read_variable(self.url_variable) if self.url_variable else ""
         if address:
             return address.rstrip("/").removesuffix(self.path) + self.path
         if not self.base_url:
@@ -160,7 +160,7 @@ def connect_ollama(model: str, **settings: Any) -> Engine:
         unreachable="start it with: ollama serve",
         no_model=f"fetch it with: ollama pull {model}",
     )
-    own_url = resolve_ollama_url(os.environ.get("OLLAMA_HOST", ""))
+    own_url = resolve_ollama_url(read_variable("OLLAMA_HOST"))
     base_url, api_key = settings.pop("base_url", None) or own_url, settings.pop("api_key", None)
     return _build_chat_engine("ollama", model, base_url, api_key, **settings)
 
@@ -204,7 +204,7 @@ def _parse_address(kind: str, rest: str, settings: dict[str, Any]) -> tuple[str,
         raise CannotConnect(
             f"an address and a model are needed: {kind}:http://127.0.0.1:8484/v1#model"
         )
-    return base_url, model, settings.pop("api_key", None) or os.environ.get("KEDGE_API_KEY")
+    return base_url, model, settings.pop("api_key", None) or read_variable("KEDGE_API_KEY")
 
 
 _HOSTED_PROVIDERS = (
@@ -252,7 +252,7 @@ PROVIDERS: dict[str, Callable[..., Engine]] = {
 
 def list_configured_models() -> list[str]:
     """Return an example of a model string for each hosted provider whose key is in the environment."""
-    configured = [each for each in _HOSTED_PROVIDERS if os.environ.get(each.key_variable)]
+    configured = [each for each in _HOSTED_PROVIDERS if read_variable(each.key_variable)]
     return [f"{each.name}:{each.example}" for each in configured]
 
 
