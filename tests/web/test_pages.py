@@ -135,7 +135,7 @@ def test_dashboard_of_an_empty_page(empty_page: PageServer) -> None:
     assert "No requests in this range" in empty_page.client.get("/dashboard").text
     name = empty_page.create_conversation("Before")
     text = page_text(empty_page.client.get("/dashboard?range=nonsense").text)
-    assert "First token \N{EN DASH} no streamed answer" in text
+    assert "First token \N{EN DASH} no complete streamed answer" in text
     assert "within" not in text
     body = {"text": "Second", "stream": True}
     assert empty_page.client.post(f"/api/conversations/{name}/turns", json=body).is_success

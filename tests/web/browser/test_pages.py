@@ -169,7 +169,7 @@ def test_dark_theme_is_remembered(page: PageServer, open_tab: OpenTab) -> None:
     assert read_theme(tab) == "rgb(16, 18, 20)"
 
 
-NARROW = {"viewport": {"width": 375, "height": 720}, "is_mobile": True, "has_touch": True}
+NARROW = {"viewport": {"width": 360, "height": 720}, "is_mobile": True, "has_touch": True}
 
 
 MENUS = {
@@ -191,9 +191,11 @@ def test_pages_fit_a_narrow_screen(page: PageServer, open_tab: OpenTab) -> None:
     paths = ("/", "/dashboard", "/workflows", "/requests", f"/conversations/{name}")
     for path in (*paths, f"/conversations/{name}/compare?{compare}"):
         wide = open_tab(page, path).evaluate("document.documentElement.scrollWidth")
-        assert wide <= 375, path
+        assert wide <= 360, path
     tab = open_tab(page, f"/conversations/{name}")
-    for width in (375, 900):
+    pages = tab.get_by_role("navigation", name="Pages")
+    assert pages.evaluate("each => each.scrollWidth <= each.clientWidth")
+    for width in (360, 900):
         tab.set_viewport_size({"width": width, "height": 720})
         for title, menu in MENUS.items():
             tab.locator("summary", has_text=title).click()
@@ -201,7 +203,7 @@ def test_pages_fit_a_narrow_screen(page: PageServer, open_tab: OpenTab) -> None:
             assert box
             assert 0 <= box["x"] <= box["x"] + box["width"] <= width, (title, width)
             tab.locator("summary", has_text=title).press("Escape")
-    tab.set_viewport_size({"width": 375, "height": 720})
+    tab.set_viewport_size({"width": 360, "height": 720})
     tab.get_by_label("Your message").fill("What is 4*4?")
     tab.get_by_role("button", name="Send").tap()
     expect(tab.get_by_text("4*4 = 16.")).to_be_visible()
@@ -330,14 +332,19 @@ def test_code_is_highlighted_and_copied(page: PageServer, open_tab: OpenTab) -> 
 
 
 @pytest.mark.parametrize("settings", [NARROW])
-def test_toast_does_not_cover_the_composer(page: PageServer, open_tab: OpenTab) -> None:
-    """A notification leaves the composer of a phone visible."""
+def test_toast_covers_neither_banner_nor_composer(page: PageServer, open_tab: OpenTab) -> None:
+    """A notification leaves a banner and the composer of a phone visible."""
     tab = open_tab(page, f"/conversations/{page.create_conversation('Hello')}")
+    banner = tab.locator("#lost")
+    banner.evaluate("each => { each.hidden = false; each.textContent = 'Lost' }")
+    tab.evaluate("scrollTo(0, 0)")
     files = [{"name": "setup.exe", "mimeType": "application/x-msdownload", "buffer": b"MZ"}]
     tab.locator("[data-attach]").set_input_files(files)  # pyright: ignore[reportArgumentType]
     toast, composer = tab.locator("#toast"), tab.locator("[data-composer]")
     expect(toast).to_contain_text("cannot be attached")
-    shown, below = toast.bounding_box(), composer.bounding_box()
+    above, shown, below = (each.bounding_box() for each in (banner, toast, composer))
+    assert above
     assert shown
     assert below
+    assert above["y"] + above["height"] <= shown["y"]
     assert shown["y"] + shown["height"] <= below["y"]
