@@ -21,7 +21,7 @@ async def close_deletions(service: ConversationService) -> None:
 
 
 def test_deletion_can_be_undone_for_a_time(empty_page: PageServer) -> None:
-    """The conversation is hidden until the undo time has passed; then its data is deleted."""
+    """The conversation is hidden and not continued until the undo time has passed; then its data is deleted."""
     name = empty_page.create_conversation("A private matter")
     other = empty_page.create_conversation("Something else")
     for _ in range(2):
@@ -29,6 +29,9 @@ def test_deletion_can_be_undone_for_a_time(empty_page: PageServer) -> None:
     assert [row["id"] for row in empty_page.get("/api/conversations")["data"]] == [other]
     assert empty_page.get("/api/conversations", q="private")["total"] == 0
     assert empty_page.get("/api/search", q="private")["data"] == []
+    refused = empty_page.client.post(f"/api/conversations/{name}/turns", json={"text": "Lost"})
+    assert refused.status_code == 404
+    assert "is about to be deleted" in refused.json()["error"]["message"]
     assert empty_page.post(f"/api/conversations/{name}/restore")["id"] == name
     assert empty_page.get("/api/conversations", q="private")["total"] == 1
     empty_page.client.delete(f"/api/conversations/{name}?undo=3600")

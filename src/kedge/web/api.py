@@ -22,6 +22,7 @@ from kedge.turns import dump_block, system, user
 from kedge.web import schemas, send, shapes
 from kedge.web.openapi import ApiCall, Handler, Operation, RequestError, build_openapi
 from kedge.web.runs import TurnRun, flush_requests, load_request
+from kedge.web.service import reject_deleted
 from kedge.web.transcript import find_matches
 
 F = TypeVar("F", bound=Handler)
@@ -199,6 +200,7 @@ def _follow(run: TurnRun) -> EventStreamResponse:
 async def list_runs(call: ApiCall) -> shapes.RunList:
     """List the running turns."""
     row = await call.store.conversation(call.id)
+    reject_deleted(row)
     data = [shapes.RunShape.model_validate(run) for run in call.service.runs.list(row.id)]
     return shapes.RunList(head=row.head, data=data)
 

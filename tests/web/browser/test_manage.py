@@ -1,8 +1,9 @@
 """Managing and searching conversations in Chromium."""
 
-from playwright.sync_api import Page, Request, expect
+from playwright.sync_api import Browser, Page, Request, expect
 
-from web.browser.conftest import OpenTab
+from web.browser.chromium import WatchedTab, open_context
+from web.browser.conftest import OpenTab, send
 from web.conftest import PageServer
 
 
@@ -17,9 +18,10 @@ def manage(tab: Page, action: str, label: str = "", text: str = "") -> None:
 
 
 def test_conversation_is_managed(empty_page: PageServer, open_tab: OpenTab) -> None:
-    """Each change is shown, also a quoted tag with a comma, and a deletion can be undone."""
+    """Each change is shown, also a quoted tag with a comma, and retains the draft; a deletion can be undone."""
     name = empty_page.create_conversation("Tell me about lighthouses")
     tab = open_tab(empty_page, f"/conversations/{name}")
+    tab.get_by_label("Your message").fill("A draft")
     manage(tab, "Rename", "Title", "Lighthouses")
     expect(tab.get_by_role("heading", name="Lighthouses", exact=True)).to_be_visible()
     manage(tab, "Change tags", "Tags", 'towers, "Paris, France"')
@@ -33,6 +35,7 @@ def test_conversation_is_managed(empty_page: PageServer, open_tab: OpenTab) -> N
     manage(tab, "Archive")
     expect(tab.locator(".talk-head .chip.archived")).to_be_visible()
     assert len(changes) == 1
+    expect(tab.get_by_label("Your message")).to_have_value("A draft")
     manage(tab, "Delete")
     expect(tab.get_by_text("The conversation is deleted for good in")).to_be_visible()
     tab.wait_for_load_state()
@@ -41,6 +44,21 @@ def test_conversation_is_managed(empty_page: PageServer, open_tab: OpenTab) -> N
     expect(tab.get_by_text("deleted for good")).to_be_hidden()
     (row,) = empty_page.get("/api/conversations", show="archived")["data"]
     assert (row["title"], row["tags"]) == ("Lighthouses", ["Paris, France", "towers"])
+
+
+def test_deletion_in_another_tab_is_shown(browser: Browser, empty_page: PageServer) -> None:
+    """A conversation that is about to be deleted is not continued, until that is undone."""
+    name = empty_page.create_conversation("Hello")
+    with open_context(browser) as context:
+        tab = WatchedTab(context, empty_page.url).open(f"/conversations/{name}")
+        empty_page.client.delete(f"/api/conversations/{name}?undo=3600")
+        expect(tab.get_by_text("This conversation was deleted.")).to_be_visible()
+        send(tab, "Not lost")
+        expect(tab.get_by_role("alert")).to_contain_text("is about to be deleted")
+        expect(tab.get_by_label("Your message")).to_have_value("Not lost")
+        empty_page.post(f"/api/conversations/{name}/restore")
+        expect(tab.get_by_text("This conversation was deleted.")).to_be_hidden()
+        expect(tab.get_by_label("Your message")).to_have_value("Not lost")
 
 
 def test_several_are_changed_at_once(empty_page: PageServer, open_tab: OpenTab) -> None:

@@ -421,6 +421,12 @@ export async function visit(url, { end = false, sent = false } = {}) {
   attach();
 }
 
+// Show what was changed; a conversation retains the draft.
+export async function refresh() {
+  if (document.querySelector("[data-conversation]")) await visit(location.href);
+  else location.reload();
+}
+
 // Show the newest message. On a narrow screen the graph and the recent conversations are collapsed.
 export function showNewest() {
   if (!document.getElementById("stream")) return;

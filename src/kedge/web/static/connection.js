@@ -6,7 +6,6 @@ const INTERVAL = 2000;
 const UNREACHABLE = "The server cannot be reached. Messages that were sent are stored; trying to reconnect…";
 let timer = 0;
 let isLost = false;
-let isOver = false;
 
 export function watchConnection() {
   onLost(() => check());
@@ -16,7 +15,7 @@ export function watchConnection() {
 
 function schedule() {
   clearTimeout(timer);
-  if (!isOver) timer = setTimeout(check, INTERVAL);
+  timer = setTimeout(check, INTERVAL);
 }
 
 async function check() {
@@ -37,11 +36,7 @@ async function poll() {
   } catch (error) {
     if (error instanceof Unreachable) return report(UNREACHABLE);
     if (error.status === 401) return report(error.message);
-    if (error.status === 404) {
-      report("This conversation was deleted.");
-      isOver = true;
-      return;
-    }
+    if (error.status === 404) return report("This conversation was deleted."); // which can be undone
   }
   if (grid && !grid.isConnected) return; // another state was loaded meanwhile
   if (isLost) {

@@ -1,5 +1,6 @@
 // Manage conversations: rename, tag, archive, and delete with a period in which it can be undone.
 import { call, toast } from "./api.js";
+import { refresh } from "./chat.js";
 
 const UNDO_SECONDS = 30;
 const KEY = "kedge-deletions";
@@ -52,7 +53,7 @@ function split(text) {
 async function change(ids, body) {
   await attempt(async () => {
     for (const id of ids) await call("PATCH", path(id), body);
-    location.reload();
+    await refresh();
   });
 }
 
@@ -106,7 +107,7 @@ export async function undo() {
   const results = await Promise.allSettled(deleted.map((each) => call("POST", `${path(each.id)}/restore`)));
   const failed = results.find((each) => each.status === "rejected");
   if (failed) toast(failed.reason.message);
-  else location.reload();
+  else await refresh().then(offerUndo, (error) => toast(error.message));
 }
 
 // A dialog with one field; resolves to its text, or to null if it was cancelled.
