@@ -44,7 +44,7 @@ def test_images_and_files_are_attached(open_tab: OpenTab, page: PageServer) -> N
 
 
 def test_request_settings_are_sent_and_retained(open_tab: OpenTab, page: PageServer) -> None:
-    """The system prompt is stored with the conversation; effort and temperature remain in the form."""
+    """The system prompt is stored with the conversation; effort and temperature remain in the form, also if invalid."""
     name = page.post("/api/conversations", system="\nBe kind.")["id"]
     tab = open_tab(page, f"/conversations/{name}")
     send(tab, "    indented\n  less")
@@ -55,7 +55,11 @@ def test_request_settings_are_sent_and_retained(open_tab: OpenTab, page: PageSer
     tab.locator("summary", has_text="Request settings").click()
     tab.get_by_label("System prompt").fill("Be brief.")
     tab.get_by_label("Reasoning effort").select_option("high")
-    tab.get_by_label("Temperature").fill("0.5")
+    tab.get_by_label("Temperature").fill("2.5")
+    tab.keyboard.press("Escape")
+    send(tab, "What is 2+3?")
+    expect(tab.get_by_label("Temperature")).to_be_focused()
+    tab.get_by_label("Temperature").fill("0.25")
     send(tab, "What is 2+3?")
     expect(tab.locator(".said.assistant .prose").last).to_have_text("2+3 = 5.")
     tab.locator("summary", has_text="Request settings").click()

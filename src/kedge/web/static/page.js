@@ -87,6 +87,8 @@ document.addEventListener(
   },
   true,
 );
+// A value that is rejected is shown by the browser, which it cannot do in a menu that is closed.
+document.addEventListener("invalid", (event) => event.target.closest("details:not([open])")?.setAttribute("open", ""), true);
 document.addEventListener("submit", (event) => {
   if (event.target.matches("[data-composer]")) {
     event.preventDefault();
