@@ -11,6 +11,7 @@ The rules are those of ``kedge.memory.evidence`` and ``kedge.memory.tokens``. Wi
 back or probed, and token counts are only reported. ``ServerMemory`` has the evidence, in memory and in a store.
 """
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from kedge.arguments import check_choice, read_variable
+from kedge.arguments import check_choice
 from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.events.types import ResponseFacts
@@ -68,7 +69,7 @@ def names_other_response(response: ResponseFacts | Outcome, expected: str) -> bo
 
 def is_chaining_enabled() -> bool:
     """Return whether chaining is enabled; the environment can disable it."""
-    return read_variable(CHAINING_VARIABLE).lower() not in ("0", "false", "no", "off")
+    return os.environ.get(CHAINING_VARIABLE, "").strip().lower() not in ("0", "false", "no", "off")
 
 
 class MemoryCheck(msgspec.Struct):

@@ -6,6 +6,7 @@ A model without a price has no cost: nothing is guessed. The table is a file of 
 named by ``KEDGE_PRICES`` takes precedence.
 """
 
+import os
 import re
 import tomllib
 from collections.abc import Sequence
@@ -18,7 +19,6 @@ from typing import Any, cast
 
 from msgspec import structs
 
-from kedge.arguments import read_variable
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
 
@@ -234,7 +234,7 @@ def load_prices(path: str | Path | None = None) -> Prices:
 
 def current_prices() -> Prices:
     """Return the prices of this process: those of the package and of ``KEDGE_PRICES``."""
-    return _load_cached(read_variable(PRICES_ENV) or None)
+    return _load_cached(os.environ.get(PRICES_ENV, "").strip() or None)
 
 
 _load_cached = lru_cache(maxsize=4)(load_prices)
