@@ -241,3 +241,14 @@ async def test_compaction_is_counted(server: TestServer, open_chat: OpenChat) ->
     assert counted["compactions_total"] == {labels: (1, 1.0)}
     assert counted["compaction_blocks_removed_total"][()] == (1, 2.0)
     assert counted["compaction_tokens_saved_total"][()][1] > 0
+
+
+async def test_question_of_a_rejected_answer_is_not_compacted(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """A typed answer is requested again with its question, also if both are longer than the limit."""
+    server.set_answers("four", "Four.", "4")
+    chat = open_chat(compactor=MessageLimitCompactor(2))
+    answer = await chat.chat_with_state(None, "What is 2 + 2?", output=int)
+    assert (answer.output, len(server.requests)) == (4, 3)
+    assert "What is 2 + 2?" in item_texts(server.requests[-1].context)

@@ -40,6 +40,7 @@ from kedge.errors import InvalidSetting
 from kedge.events import Usage
 from kedge.middleware import compact
 from kedge.planning import ConversationState, get_state, plan_request, record_response, set_state
+from kedge.schemas.output_schema import CORRECTION_ORIGIN
 from kedge.turns import (
     Block,
     Turn,
@@ -331,7 +332,7 @@ def test_endpoint_compacts_only_what_is_new() -> None:
 
 
 def test_cut_points_are_user_blocks_without_open_calls() -> None:
-    """A history can be cut at a user block, unless a call before it has no result yet."""
+    """A history can be cut at a user block, unless a call before it has no result or it corrects a typed answer."""
     blocks = (
         user("a"),
         tool_call("f", "{}", call_id="c1"),
@@ -339,6 +340,8 @@ def test_cut_points_are_user_blocks_without_open_calls() -> None:
         tool_result("c1", "yes"),
         assistant("b"),
         user("c"),
+        assistant("3?"),
+        user("This is no JSON.", origin=CORRECTION_ORIGIN),
         tool_call("f", "{}", call_id="c2"),
         user("d"),
     )

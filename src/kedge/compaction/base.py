@@ -9,8 +9,8 @@ block's content in the block itself; token counts are cached under that digest, 
 before costs one lookup, also after it was stored in state bytes.
 
 A history may be cut at user blocks before which every call has its result. So a pair of call and result is never
-separated, and the rest never begins with the answer to a question that was removed. A call without a result and
-all blocks after it are retained.
+separated, and the rest never begins with the answer to a question that was removed, nor with the correction of a
+typed answer to it. A call without a result and all blocks after it are retained.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -29,6 +29,7 @@ from kedge.events import Usage
 from kedge.events.types import Event
 from kedge.planning import ConversationState, set_state
 from kedge.planning.digests import ToolPairing
+from kedge.schemas.output_schema import CORRECTION_ORIGIN
 from kedge.security.bounded_dict import BoundedDict
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, dump_block, item_from_block
@@ -390,7 +391,8 @@ def cut_points(blocks: Sequence[Block]) -> list[int]:
     """Return every index at which the history may begin, in order; the last is the newest exchange."""
     pairing, points = ToolPairing(), list[int]()
     for index, block in enumerate(blocks):
-        if isinstance(block, UserBlock) and not pairing.open:
+        is_message = isinstance(block, UserBlock) and block.origin != CORRECTION_ORIGIN
+        if is_message and not pairing.open:
             points.append(index)
         pairing.add(index, block)
     return points
