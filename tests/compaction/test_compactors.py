@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -260,6 +261,9 @@ def test_long_summary_is_truncated(settings: Any, limit: int) -> None:
     assert not compactor.should_compact(following)
 
 
+untyped: Any = partial
+
+
 @for_each(
     ("make", "arguments", "message"),
     [
@@ -272,6 +276,12 @@ def test_long_summary_is_truncated(settings: Any, limit: int) -> None:
         (AnyTrigger, [[FixedTrigger()]], "which list has not"),
         (AllTriggers, [Strategy()], "which Strategy has not"),
         (compact, [Strategy()], "which Strategy has not"),
+        (untyped(compact, engine="practice"), [MessageLimitCompactor(2)], "engine must"),
+        (untyped(compact, counter=5), [MessageLimitCompactor(2)], "counter must"),
+        (untyped(SummarizingCompactor, engine="practice"), [10], "engine must have a method"),
+        (untyped(TokenLimitCompactor, counter=5), [10], "counter must have a method"),
+        (ProviderCounter, ["practice"], "engine must have a method"),
+        (ServerCompactor, [10, "managed"], "how must be one of context_management, endpoint"),
     ],
 )
 def test_invalid_composition_is_rejected(make: Any, arguments: list[Any], message: str) -> None:

@@ -309,6 +309,13 @@ def check_component(role: str, component: object, method: str) -> None:
         )
 
 
+def check_engine(engine: Engine | None) -> Engine | None:
+    """Return the engine of a compactor; raise InvalidSetting if it is something else, such as a model string."""
+    if engine is not None:
+        check_component("engine", engine, "stream")
+    return engine
+
+
 def component_name(component: object) -> str:
     """Return the name of a trigger, strategy or compactor for the log."""
     name = getattr(component, "name", "")

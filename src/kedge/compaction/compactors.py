@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from msgspec.structs import replace
 
-from kedge.arguments import check_positive_int
+from kedge.arguments import check_choice, check_positive_int
 from kedge.compaction import base
 from kedge.compaction.base import CompactionRequest, CompactionResult, Replacement, component_name
 from kedge.engines import Engine, unwrap
@@ -169,7 +169,7 @@ class ProviderCounter:
     """
 
     def __init__(self, engine: Engine | None = None) -> None:
-        self.engine = engine
+        self.engine = base.check_engine(engine)
 
     async def count(self, request: CompactionRequest, blocks: Sequence[Block]) -> int:
         """Return the tokens of these blocks after the leading ones of the request."""
@@ -198,11 +198,12 @@ class ServerCompactor(base.LimitCompactor):
         how: ``"context_management"`` (while it answers) or ``"endpoint"`` (a request after the answer).
 
     Raises:
-        InvalidSetting: ``max_tokens`` is below 1.
+        InvalidSetting: ``max_tokens`` is below 1, or there is no such method.
     """
 
     def __init__(self, max_tokens: int, how: CompactionMethod = "context_management") -> None:
         self.max_tokens = check_positive_int("max_tokens", max_tokens)
+        check_choice("how", how, ("context_management", "endpoint"))
         self.how: CompactionMethod = how
 
     @property
@@ -350,6 +351,8 @@ class TokenLimitCompactor(base.LimitCompactor):
         if target_tokens is None:
             target_tokens = max(1, int(max_tokens * DEFAULT_TARGET_RATIO))
         self.target_tokens = check_positive_int("target_tokens", target_tokens, maximum=max_tokens)
+        if counter is not None and not isinstance(counter, ProviderCounter):
+            base.check_component("counter", counter, "count_items")
         self.counter = counter
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:

@@ -19,6 +19,7 @@ from kedge.compaction.base import (
     CompactionRequest,
     LimitCompactor,
     Replacement,
+    check_engine,
     cut_points,
     find_first_fit,
 )
@@ -55,7 +56,7 @@ class SummarizingCompactor(LimitCompactor):
             half of what ``keep_tokens`` leaves of ``max_tokens``.
 
     Raises:
-        InvalidSetting: A number is below 1 or above its maximum.
+        InvalidSetting: A number is below 1 or above its maximum, or ``engine`` is none.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class SummarizingCompactor(LimitCompactor):
         if max_summary_tokens is not None:
             limit = check_positive_int("max_summary_tokens", max_summary_tokens, maximum=max_tokens)
         self.max_summary_tokens = limit
-        self.engine = engine
+        self.engine = check_engine(engine)
         self.model = model
         self.ask = ask
 

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from kedge.compaction import Compactor, TurnCompacted, compact_turn
-from kedge.compaction.base import check_component
+from kedge.compaction.base import check_component, check_engine
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
 from kedge.engines.request_options import ResendLimit, to_resend_limit
 from kedge.errors import ResendTooLong
@@ -47,9 +47,11 @@ def compact(
         A middleware for ``with_middleware``.
 
     Raises:
-        InvalidSetting: The compactor is not an instance with a method ``compact``.
+        InvalidSetting: The compactor, the engine, the counter or the limit is not one.
     """
     check_component("compactor", compactor, "compact")
+    check_component("counter", counter, "count_items")
+    check_engine(engine)
     limit = to_resend_limit(resend_limit)
 
     def wrap(inner: Engine) -> Engine:
