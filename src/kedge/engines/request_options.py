@@ -504,7 +504,9 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def _join_ephemeral(blocks: EphemeralBlocks) -> str:
-    listed: list[Any] = [blocks] if isinstance(blocks, str | SystemBlock) else [*blocks]
+    given: Any = blocks
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    listed: list[Any] = [*given] if is_list else [given]
     if not all(isinstance(each, str | SystemBlock) for each in listed):
         remedy = "pass text or system blocks; append other blocks to the Turn"
         raise UnsupportedParameter("ephemeral", remedy)

@@ -71,8 +71,9 @@ async def test_guards_apply_to_ephemeral_text_and_its_plan(
 
 
 async def test_only_system_text_can_be_ephemeral(server: TestServer) -> None:
-    """Other blocks are rejected, because the server would store them as part of the context."""
+    """Other blocks are rejected, because the server would store them as part of the context; so are other values."""
     async with open_engine(server, "responses") as engine:
-        wrong: Any = [user("Hi")]
-        with pytest.raises(UnsupportedParameter, match="append other blocks to the Turn"):
-            await engine.run(Turn([user("Hello")]), ephemeral=wrong)
+        wrong: list[Any] = [[user("Hi")], user("Hi"), None]
+        for each in wrong:
+            with pytest.raises(UnsupportedParameter, match="append other blocks to the Turn"):
+                await engine.run(Turn([user("Hello")]), ephemeral=each)
