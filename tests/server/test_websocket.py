@@ -334,15 +334,19 @@ async def test_disconnect_cancels_every_lane() -> None:
     assert model.started == ["wait a", "wait b"]
 
 
-@for_each(("message", "code"), [("x" * 2_000, 1009), (b"{}", 1003)])
+@for_each(
+    ("message", "is_text", "code"),
+    [("x" * 2_000, True, 1009), (b"{}", False, 1003), (b"\xff", True, 1007)],
+)
 async def test_a_large_or_binary_message_closes_the_connection(
-    message: str | bytes, code: int
+    message: str | bytes, is_text: bool, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A message above the limit, or one that is no text, closes the connection with a code."""
+    """A message above the limit, or one that is no text, closes the connection with a code, without an error."""
     with serve(limits=Limits(body_bytes=1000)) as server:
         async with connect_client(server) as ws_client:
-            await ws_client.connection.send(message)
+            await ws_client.connection.send(message, text=is_text)
             assert await ws_client.wait_closed() == code
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 async def reject_handshake(server: TestServer, **options: Any) -> tuple[int, Any]:

@@ -48,6 +48,12 @@ MAX_HEADER_BYTES = 64 * 1024
 ACCEPT_LOOP_TURNS = 3
 """Turns of the loop after which asyncio has announced an accepted connection."""
 
+CLIENT_PROBLEMS = (
+    "ASGI callable returned without completing handshake.",
+    "Invalid UTF-8 sequence received from client.",
+)
+"""Messages with which uvicorn reports what a client did as an error."""
+
 
 class RequestParser:
     """The parser ``httptools``, which otherwise skips the body of each request that offers another protocol.
@@ -209,11 +215,11 @@ class LimitedServer(uvicorn.Server):
 def _is_problem(record: logging.LogRecord) -> bool:
     """Return whether a log record is about something else than a client, or a response that the shutdown cut off.
 
-    uvicorn reports a WebSocket that was rejected with a response as if the app had not answered.
+    uvicorn reports a WebSocket that was rejected with a response as if the app had not answered, and a message of a
+    client that is not UTF-8 with a traceback.
     """
     error = record.exc_info[1] if record.exc_info else None
-    is_rejection = record.msg == "ASGI callable returned without completing handshake."
-    return not (is_rejection or isinstance(error, asyncio.CancelledError))
+    return record.msg not in CLIENT_PROBLEMS and not isinstance(error, asyncio.CancelledError)
 
 
 class UvicornServer(LimitedServer):
