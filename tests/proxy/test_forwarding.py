@@ -28,6 +28,7 @@ from websockets.sync.client import connect as connect_socket
 from websockets.typing import Subprotocol
 
 from app_thread import serve_app
+from engines.fake_server import serve_bytes
 from for_each import for_each
 from kedge.proxy import app as proxy_app
 from kedge.proxy import create_proxy_app
@@ -342,6 +343,34 @@ def test_a_cut_response_is_cut_for_the_client(
     assert "the upstream cut off its response" in caplog.text
     proxied = [record for record in caplog.records if record.name == "kedge.proxy"]
     assert len(proxied) == 1
+
+
+def test_an_error_does_not_quote_the_upstream(caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes that are no response may be the rest of one for another client."""
+    with serve_bytes(b"of another client\r\n\r\n") as url, serve_proxy(url) as proxy:
+        answer = httpx2.get(f"{proxy}/v1/models")
+    message = "the upstream could not be reached: illegal status line"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (502, message)
+    assert message in caplog.text
+    assert "another" not in caplog.text
+
+
+@for_each(
+    ("path", "status", "message"),
+    [("/v1/responses", 502, "could not be reached"), ("/v1/%2e%2e/x", 400, "cannot be forwarded")],
+)
+async def test_a_websocket_that_is_not_forwarded_has_the_error_of_a_request(
+    path: str, status: int, message: str
+) -> None:
+    """The handshake is rejected with the status and the message that a request gets."""
+    with serve_proxy("http://127.0.0.1:1/v1") as proxy:
+        rejected = httpx2.get(proxy + path)
+        with pytest.raises(InvalidStatus) as exc_info:
+            await connect(proxy.replace("http", "ws", 1) + path)
+    response = exc_info.value.response
+    assert rejected.status_code == response.status_code == status
+    assert message in rejected.text
+    assert message.encode() in (response.body or b"")
 
 
 async def test_the_websocket_handshake_is_forwarded(upstream: Upstream, proxy: str) -> None:

@@ -225,7 +225,7 @@ class _Proxy:
         try:
             url = self._parse_url(_build_url(self._upstream, request.scope))
         except SEND_ERRORS as error:
-            return build_error(400, f"the URL cannot be forwarded: {error}")
+            return _report_invalid_url(error)
         caller: AccessToken | None = request.scope.get(CALLER_KEY)
         has_limit = is_limited(caller)
         body_read = Event()
@@ -329,9 +329,7 @@ class _Proxy:
             await incoming.aclose()
             return build_error(502, f"the upstream sent the invalid status {incoming.status_code}")
         except SEND_ERRORS as error:
-            reason = str(error) or type(error).__name__
-            log.warning("the upstream could not be reached: %s", reason)
-            return build_error(502, f"the upstream could not be reached: {reason}")
+            return _report_unreachable(error)
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         except TimeoutError:
@@ -365,8 +363,8 @@ class _Proxy:
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in selected]
         try:
             url = str(self._parse_url(_build_url(self._upstream, socket.scope)))
-        except SEND_ERRORS:
-            await socket.close(1008)
+        except SEND_ERRORS as error:
+            await socket.send_denial_response(_report_invalid_url(error))
             return
         try:
             upstream = await _Connect(
@@ -384,8 +382,7 @@ class _Proxy:
             await socket.send_denial_response(rejection)
             return
         except (OSError, WebSocketException) as error:
-            log.warning("the upstream could not be reached: %s", str(error) or type(error).__name__)
-            await socket.close(1011)
+            await socket.send_denial_response(_report_unreachable(error))
             return
         accepted = _list_headers(upstream.response) if upstream.response else []
         await socket.accept(upstream.subprotocol, accepted)
@@ -436,6 +433,23 @@ class _Proxy:
                 group.cancel_scope.cancel()
             await meter.close()
             await upstream.close(code, reason)
+
+
+def _describe(error: Exception) -> str:
+    """Describe a failure without received bytes, which may belong to the response of another client."""
+    is_quoting = isinstance(error, httpx2.RemoteProtocolError)
+    return (str(error).partition(": ")[0] if is_quoting else str(error)) or type(error).__name__
+
+
+def _report_unreachable(error: Exception) -> Response:
+    """Log that the upstream cannot be reached, and return the error for the client."""
+    message = f"the upstream could not be reached: {_describe(error)}"
+    log.warning("%s", message)
+    return build_error(502, message)
+
+
+def _report_invalid_url(error: Exception) -> Response:
+    return build_error(400, f"the URL cannot be forwarded: {error}")
 
 
 def _build_url(base: BaseUrl, scope: Scope) -> str:
@@ -515,7 +529,7 @@ class _PassedOn(StreamingResponse):
                 await send({"type": "http.response.start", **start})
                 await send({"type": "http.response.body", "body": body})
         except httpx2.HTTPError as error:  # the server closes the connection, as the upstream did
-            log.warning("the upstream cut off its response: %s", str(error) or type(error).__name__)
+            log.warning("the upstream cut off its response: %s", _describe(error))
         finally:
             await self._incoming.aclose()
             with CancelScope(shield=True):
