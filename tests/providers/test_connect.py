@@ -279,13 +279,21 @@ def test_an_invalid_address_is_reported(host: str, monkeypatch: pytest.MonkeyPat
         {"timeout": True},
         {"max_retries": -1},
         {"max_retries": None},
+        {"default_headers": {"X-Token": "sk-2\n"}},
+        {"default_headers": {"X-Token": "sk-2\ud83d"}},
+        {"default_headers": {"X-Number": 5}},
+        {"default_headers": {"X Token": "t"}},
+        {"default_headers": {"": "t"}},
     ],
 )
 @for_each("model", ["responses:http://host/v1#m", "anthropic:claude-opus-4-8"])
 def test_invalid_settings_of_the_client_are_reported(model: str, settings: dict[str, Any]) -> None:
-    """A timeout or a number of retries that cannot be used is rejected before the first request."""
-    with pytest.raises(InvalidSetting, match=r"(timeout|max_retries) must be"):
+    """A timeout, a number of retries or a header that cannot be used is rejected before the first request."""
+    with pytest.raises(
+        InvalidSetting, match=r"(timeout|max_retries|header .*) must (be|have)"
+    ) as info:
         connect(model, api_key="sk-1", **settings)
+    assert "sk-" not in str(info.value)
 
 
 @for_each(

@@ -1,6 +1,7 @@
 """The settings of ``connect``, the clients of engines, with their API keys, and the scope of their responses."""
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import signature
@@ -19,7 +20,7 @@ from kedge.engines.http_errors import (
 )
 from kedge.engines.prompt_cache import CacheLifetime
 from kedge.engines.transport import resolve_limit
-from kedge.errors import CannotConnect, UnknownSetting
+from kedge.errors import CannotConnect, InvalidSetting, UnknownSetting
 from kedge.memory.evidence import EvidenceStore, Trust
 from kedge.planning import Mode
 from kedge.security.urls import BaseUrl, parse_base_url
@@ -153,10 +154,25 @@ def _make_client(
     )
 
 
-def _merge_headers(*groups: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the headers of all groups; the last value of a name counts, and ``None`` removes it."""
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\ud7ff\ue000-\U0010ffff]*")
+
+
+def _merge_headers(*groups: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers of all groups; the last value of a name counts, and ``None`` removes it.
+
+    Raises:
+        InvalidSetting: A header cannot be sent.
+    """
     merged = {name.lower(): value for group in groups for name, value in group.items()}
-    return {name: value for name, value in merged.items() if value is not None}
+    found = {name: value for name, value in merged.items() if value is not None}
+    for name, value in found.items():
+        is_text = isinstance(value, str) and _HEADER_VALUE.fullmatch(value)
+        if not (is_text and _HEADER_NAME.fullmatch(name)):  # the value may be secret
+            raise InvalidSetting(
+                f"the header {name!r} must have a name without blanks and be text without line breaks"
+            )
+    return found
 
 
 def _read_env_headers(variable: str) -> dict[str, str]:
