@@ -283,6 +283,7 @@ async def test_failed_connection_is_reported() -> None:
         for address, key, error, match in (
             (server.base_url, "wrong-key", NotAuthorized, "401"),
             (f"{server.url}/elsewhere", "right", RequestRefused, "has no WebSocket endpoint"),
+            (server.base_url, "k" * 9_000, RequestRefused, "its answer: .* at most 128 headers"),
         ):
             model = f"responses:{address}#m"
             async with connect(model, **SOCKET, max_retries=0, api_key=key) as engine:

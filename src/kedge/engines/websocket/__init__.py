@@ -187,6 +187,6 @@ class SocketTransport(Transport):
         # Many servers answer with 403 and without a message on a path without WebSockets.
         if type(error) is RequestRefused or (status == 403 and not text):
             problem = f"this server has no WebSocket endpoint ({status})"
-            message = f"{problem}: omit transport='websocket'"
+            message = f"{problem}: omit transport='websocket'; its answer: {error.message}"
             return RequestRefused(message, provider=self.provider, status=status)
         return error
