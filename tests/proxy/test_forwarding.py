@@ -28,7 +28,7 @@ from websockets.sync.client import connect as connect_socket
 from websockets.typing import Subprotocol
 
 from app_thread import serve_app
-from engines.fake_server import serve_bytes
+from engines.fake_server import serve_bytes, serve_handler
 from for_each import for_each
 from kedge.proxy import app as proxy_app
 from kedge.proxy import create_proxy_app
@@ -343,6 +343,25 @@ def test_a_cut_response_is_cut_for_the_client(
     assert "the upstream cut off its response" in caplog.text
     proxied = [record for record in caplog.records if record.name == "kedge.proxy"]
     assert len(proxied) == 1
+
+
+@for_each(("seconds", "connections"), [(300.0, 1), (-1.0, 2)])
+def test_an_idle_connection_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, connections: int
+) -> None:
+    """After the time of Kedge's own client, because the upstream may be closing it."""
+    monkeypatch.setattr(proxy_app, "KEEP_ALIVE", seconds)
+    ports = set[int]()
+
+    async def answer(request: Request) -> Response:
+        assert request.client is not None
+        ports.add(request.client.port)
+        return Response()
+
+    with serve_handler(answer) as url, serve_proxy(url) as proxy:
+        for _ in range(2):
+            assert httpx2.get(f"{proxy}/v1/models").status_code == 200
+    assert len(ports) == connections
 
 
 def test_an_error_does_not_quote_the_upstream(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,15 @@ import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError
 
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause
-from kedge.engines.transport import Content, Headers, Query, RawResponse, read_start, resolve_limit
+from kedge.engines.transport import (
+    KEEP_ALIVE,
+    Content,
+    Headers,
+    Query,
+    RawResponse,
+    read_start,
+    resolve_limit,
+)
 from kedge.errors import EngineError, ServerFailed
 
 if TYPE_CHECKING:
@@ -32,9 +40,6 @@ MAX_CONNECTIONS = 1_000
 CLOSE_TURNS = 2
 """Turns of the loop in which it learns which connections were closed while it was busy. A request that is not repeated
 must not be sent over one of them."""
-KEEP_ALIVE = 4.0
-"""Seconds for which an unused connection stays open: less than the 5 of uvicorn and Node, so that no request meets a
-connection that its server is closing."""
 
 
 @dataclass(frozen=True, slots=True)

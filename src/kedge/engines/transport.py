@@ -55,6 +55,9 @@ LIMIT_VARIABLE = "KEDGE_MAX_RESPONSE_BYTES"
 """The environment variable with another default."""
 PIECE_BYTES = 1024 * 1024
 """The maximum size of a decompressed piece."""
+KEEP_ALIVE = 4.0
+"""Seconds for which an unused connection stays open: less than the 5 of uvicorn and Node, so that no request meets a
+connection that its server is closing."""
 READABLE_CODINGS = ("identity", "gzip", "x-gzip", "deflate")
 """The compressions of responses that can be read."""
 

@@ -28,6 +28,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.http11 import Response as HandshakeResponse
 
+from kedge.engines.transport import KEEP_ALIVE
 from kedge.errors import InvalidSetting
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
 from kedge.incremental.client import EXCHANGE, RETAINED_BYTES, USER
@@ -472,7 +473,11 @@ def _create_client() -> httpx2.AsyncClient:
     """
     cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
     # A stream occupies its connection for minutes, and the clients determine the number of streams.
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=MAX_IDLE_CONNECTIONS)
+    limits = httpx2.Limits(
+        max_connections=None,
+        max_keepalive_connections=MAX_IDLE_CONNECTIONS,
+        keepalive_expiry=KEEP_ALIVE,
+    )
     client = httpx2.AsyncClient(cookies=cookies, limits=limits)
     client.headers.clear()
     return client
