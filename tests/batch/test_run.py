@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
+from for_each import for_each
 from forked import ForkedProcess
 from kedge.batch import (
     AsyncioRunner,
@@ -244,6 +245,23 @@ async def test_invalid_line_is_reported_before_sending(
             await run_batch(file, **batch)
         assert message in str(exc_info.value)
     assert not server.requests
+
+
+@for_each("prompts", ["Hi", (), ("Hi", ""), (5,)])
+def test_line_of_a_program_is_checked_like_one_of_a_file(prompts: Any) -> None:
+    """Above all a single text is not a list of prompts of one letter each."""
+    with pytest.raises(InvalidBatch, match="line 'a': prompts must be a list of one or more texts"):
+        BatchLine("a", prompts)
+
+
+async def test_invalid_arguments_create_no_results(batch: dict[str, Any]) -> None:
+    """Lines that were not parsed, and a lease that no line can use, are reported once, and not for each line."""
+    lines: Any = [{"id": "a", "prompt": "Hi"}]
+    with pytest.raises(InvalidBatch, match="a list of BatchLine"):
+        await run_batch(lines, **batch)
+    with pytest.raises(InvalidSetting, match="lease must be"):
+        await run_batch([BatchLine("a", ("Hi",))], **batch, lease=0)
+    assert not batch["out"].exists()
 
 
 async def test_unusable_files_are_reported(batch: dict[str, Any], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ results for one id the later one is used.
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,7 @@ class BatchLine:
     """The JSON schema of each answer, if it has one."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "prompts", _check_prompts(self.prompts, f"line {self.id!r}"))
         object.__setattr__(self, "params", FrozenMap(self.params))
         if self.schema is not None:
             object.__setattr__(self, "schema", FrozenMap(self.schema))
@@ -88,15 +89,10 @@ class BatchLine:
         if ("prompt" in table) == ("prompts" in table):
             raise InvalidBatch(f"{location} needs either a prompt or prompts")
         prompts = table["prompts"] if "prompts" in table else [table["prompt"]]
-        texts = cast("list[object]", prompts) if isinstance(prompts, list) else []
-        if not texts or not all(isinstance(each, str) and each for each in texts):
-            raise InvalidBatch(
-                f"{location}: prompts must be a list of one or more texts that are not empty"
-            )
         params = table.get("params")
         return cls(
             id=_check_id(table.get("id", number or None), location),
-            prompts=tuple(cast("list[str]", texts)),
+            prompts=_check_prompts(prompts, location),
             system=_check_text(table.get("system"), f"{location}: system"),
             model=_check_text(table.get("model"), f"{location}: model"),
             params=check_line_params({} if params is None else params, f"{location}: params"),
@@ -176,6 +172,15 @@ def _iter_objects(path: Path) -> Iterator[tuple[int, Any]]:
         raise InvalidBatch(f"{path} is not UTF-8: {error}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidBatch(f"line {number} of {path.name} is not valid JSON: {error}") from error
+
+
+def _check_prompts(value: object, location: str) -> tuple[str, ...]:
+    texts = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+    if not texts or not all(isinstance(each, str) and each for each in texts):
+        raise InvalidBatch(
+            f"{location}: prompts must be a list of one or more texts that are not empty"
+        )
+    return tuple(cast("Sequence[str]", texts))
 
 
 def _check_id(value: object, location: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import anyio
 
+from kedge.arguments import validate_seconds
 from kedge.batch.files import (
     BatchLine,
     LineResult,
@@ -337,15 +338,18 @@ async def run_batch(
 
     Raises:
         InvalidBatch: The file, a line or an argument is invalid.
-        InvalidSetting: ``out`` is a database.
+        InvalidSetting: ``out`` is a database, or the lease is not a number of seconds above 0.
         BatchFailed: The batch stopped; completed work is stored.
     """
     if concurrency < 1 or attempts < 1:
         raise InvalidBatch("concurrency and attempts must be at least 1")
     if requests_per_minute < 0 or tokens_per_minute < 0:
         raise InvalidBatch("limits per minute must be at least 0, which means none")
+    validate_seconds(lease, "lease")
     check_output_file(Path(out), resolve_address(store_url))
     lines = list(prompts) if not isinstance(prompts, str | Path) else read_lines(prompts)
+    if not all(isinstance(line, BatchLine) for line in lines):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidBatch("prompts must be a file or a list of BatchLine, not of other values")
     if len({line.id for line in lines}) < len(lines):
         raise InvalidBatch("two lines have the same id; ids must be unique")
     work = BatchJob(
