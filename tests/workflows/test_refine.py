@@ -62,6 +62,12 @@ async def test_rounds_have_the_critique(store: Store, scripted: Any, connected: 
     assert (await load_workflow(store, result.workflow)).status == "failed"
 
 
+async def test_task_may_have_a_nul(store: Store) -> None:
+    """The title of the conversation, which may have none, is the task without it."""
+    result = await refine("Say\0 hi.", judge=lambda _: True, store=store, engine="practice")
+    assert (await store.conversation(result.conversation)).title == "Say hi."
+
+
 async def test_values_of_a_verdict(store: Store, scripted: Any, connected: Any) -> None:
     """A judge may return a boolean, a score, or a critique that is empty if the answer passes, and nothing else."""
     engine = connected(scripted())

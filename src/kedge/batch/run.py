@@ -42,7 +42,7 @@ from kedge.planning import find_running
 from kedge.providers import connect
 from kedge.store import Store, open_store
 from kedge.store.open import resolve_address
-from kedge.text.json_text import escape_surrogates
+from kedge.text.display import make_title
 from kedge.tools import Approver
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 
@@ -133,8 +133,7 @@ class BatchContext:
             self._get_engine(line.model or self.work.model),
             store=self.store,
             id=self.conversation_id(line),
-            # A prompt may have characters that a title may not have.
-            title=escape_surrogates(line.prompts[0][:80].replace("\0", "")),
+            title=make_title(line.prompts[0]),
             tags=(BATCH_KEY, f"{BATCH_KEY}:{self.work.name}"),
             data={BATCH_KEY: data},
             system=line.system,

@@ -6,6 +6,10 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from kedge.text.json_text import escape_surrogates
+
+TITLE_LENGTH = 80
+
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -114,6 +118,11 @@ def first_line(text: str, width: int) -> str:
     """Return the first line of a text, shortened to a width."""
     line = next(iter(text.strip().splitlines()), "")
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def make_title(text: str) -> str:
+    """Return the beginning of a text as the title of a conversation, which has no NUL and no lone surrogates."""
+    return escape_surrogates(first_line(text, TITLE_LENGTH).replace("\0", ""))
 
 
 def pluralize(count: int, one: str, many: str = "") -> str:

@@ -21,7 +21,7 @@ from kedge.event_loops import await_value
 from kedge.events import Usage
 from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import Store
-from kedge.text.display import first_line
+from kedge.text.display import make_title
 from kedge.turns.frozen_json import FrozenMap
 from kedge.workflows.results import (
     AnswerJudged,
@@ -51,7 +51,6 @@ That is not right yet.
 {critique}
 
 Try again, and give the whole answer."""
-TITLE_LENGTH = 80
 DEFAULT_CRITIQUE = "It does not meet what was asked for."
 
 
@@ -130,7 +129,7 @@ async def refine(
         )
     stored_spec = {"task": task, "rounds": rounds, **(spec or {})}
     async with WorkflowRun("refine", workflow, stored_spec, on_event, settings) as run:
-        subject = first_line(task, TITLE_LENGTH)
+        subject = make_title(task)
         author = await run.open_lead(AUTHOR_ROLE, conversation, store, engine, subject)
         judge_role = await run.open_judge(judge, author.conversation.store, subject)
         author.report_start(rounds)
@@ -280,7 +279,7 @@ async def debate(
     }
     async with WorkflowRun("debate", workflow, stored_spec, on_event, settings) as run:
         roles: list[Role] = []
-        subject = first_line(question, TITLE_LENGTH)
+        subject = make_title(question)
         for side in sides:
             title = f"{side.name}: {subject}"
             is_lead = not roles
