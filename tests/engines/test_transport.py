@@ -327,16 +327,18 @@ async def test_headers_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_proxies_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``HTTPS_PROXY`` and ``NO_PROXY`` have their usual meaning."""
+    """``HTTPS_PROXY`` and ``NO_PROXY`` have their usual meaning; a proxy cannot reach this machine's loopback."""
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "https_proxy", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
-    monkeypatch.setenv("NO_PROXY", "localhost,.internal")
+    monkeypatch.setenv("NO_PROXY", "ollama,.internal")
     assert find_proxy("https://api.openai.com/v1") == "http://proxy:3128"
-    assert find_proxy("http://localhost:8484/v1") is None
+    assert find_proxy("http://ollama:11434/v1") is None
     assert find_proxy("https://models.internal:8443/v1") is None
-    assert find_proxy("http://ada:secret@localhost:8484/v1") is None
+    assert find_proxy("http://ada:secret@ollama:11434/v1") is None
+    for host in ("localhost", "127.0.0.1", "[::1]"):
+        assert find_proxy(f"http://{host}:8484/v1") is None
 
 
 async def test_request_is_sent_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

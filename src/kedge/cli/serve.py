@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import ipaddress
 import json
 import socket
 import sys
@@ -37,7 +36,7 @@ from kedge.config import data_dir, mask_url, store_file, store_url
 from kedge.errors import StoreError
 from kedge.memory.judge import is_chaining_enabled
 from kedge.observe import measure
-from kedge.security.urls import parse_base_url
+from kedge.security.urls import is_loopback, parse_base_url
 from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
 from kedge.server.uvicorn_server import LimitedServer, UvicornServer, bind
 from kedge.store import Store, TokenRegistry, open_store
@@ -48,14 +47,6 @@ if TYPE_CHECKING:
 
 DAY = 86_400
 MEGABYTE = 1_000_000
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached only from this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 FAULT_HELP = "Inject a fault on loopback, such as cut_after_events=3 (docs/practice.md)."

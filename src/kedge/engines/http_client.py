@@ -28,6 +28,7 @@ from kedge.engines.transport import (
     resolve_limit,
 )
 from kedge.errors import EngineError, ServerFailed
+from kedge.security.urls import is_loopback
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -193,8 +194,10 @@ async def wait_to_retry(error: EngineError, retries: int, max_retries: int) -> i
 
 
 def find_proxy(url: str) -> str | None:
-    """Return the proxy for an address, from the environment or the settings of the system."""
+    """Return the proxy for an address, from the environment or the settings of the system; none for this machine."""
     parts = urlsplit(url)
+    if is_loopback(parts.hostname or ""):
+        return None
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     return None if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]) else proxy

@@ -5,6 +5,7 @@ URL is built from the parsed parts of the base URL, and compared with them befor
 becomes a header: text that is sent nowhere else cannot become a part of another URL.
 """
 
+import ipaddress
 import re
 from base64 import b64encode
 from dataclasses import dataclass, field
@@ -14,6 +15,14 @@ from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 _UNSAFE = re.compile(r"[^\x21-\x7e]|\\")
 """Characters that clients remove, encode or treat as a slash."""
 _MAX_ENCODINGS = 5
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address can be reached only from this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ Tests of a chat product should never reach a provider by accident, with a key th
 environment. Loopback stays open, so ``serve()`` works.
 """
 
-import ipaddress
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
 from kedge.errors import KedgeError
+from kedge.security.urls import is_loopback
 
 
 class NetworkForbidden(KedgeError, OSError):
@@ -58,9 +58,4 @@ def _add_check(connect: Callable[[socket.socket, Any], Any]) -> Callable[..., An
 
 def _is_local(host: Any) -> bool:
     name = host.decode() if isinstance(host, bytes) else host
-    if not name or name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return not name or is_loopback(name)
