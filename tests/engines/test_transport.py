@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import inspect
 import json
 import socket
 import threading
@@ -12,6 +13,7 @@ from email.utils import format_datetime
 from typing import Any
 
 import aiohttp
+import httpcore2
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
@@ -42,6 +44,7 @@ from kedge.engines.transport import (
     resolve_limit,
 )
 from kedge.errors import (
+    CannotConnect,
     EngineError,
     InvalidSetting,
     NotAuthorized,
@@ -351,6 +354,16 @@ async def test_request_is_sent_through_a_proxy(monkeypatch: pytest.MonkeyPatch) 
         async with connect("responses:http://model.invalid/v1#m", max_retries=0) as engine:
             turn = await engine.run(TURN)
     assert [block.kind for block in turn.blocks] == ["user", "assistant"]
+
+
+async def test_certificates_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of certificates that does not exist is an error that names its variable."""
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/certificates.pem")
+    uncached = inspect.unwrap(httpcore2.default_ssl_context)
+    monkeypatch.setattr(httpcore2, "default_ssl_context", uncached)
+    async with connect("responses:https://model.invalid/v1#m") as engine:
+        with pytest.raises(CannotConnect, match="SSL_CERT_FILE or SSL_CERT_DIR cannot be read: No"):
+            await engine.run(TURN)
 
 
 async def test_broken_connection_is_retried() -> None:

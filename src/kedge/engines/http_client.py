@@ -27,7 +27,7 @@ from kedge.engines.transport import (
     read_start,
     resolve_limit,
 )
-from kedge.errors import EngineError, ServerFailed
+from kedge.errors import CannotConnect, EngineError, ServerFailed
 from kedge.security.urls import is_loopback
 
 if TYPE_CHECKING:
@@ -93,7 +93,12 @@ class HttpClient:
         if errors.base_url.startswith("https:"):
             import httpx2  # with its certificates: those of the system, or of `SSL_CERT_FILE`
 
-            self._ssl = httpx2.create_ssl_context()
+            try:
+                self._ssl = httpx2.create_ssl_context()
+            except OSError as error:
+                raise CannotConnect(
+                    f"the certificates of SSL_CERT_FILE or SSL_CERT_DIR cannot be read: {error.strerror or error}"
+                ) from error
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=MAX_CONNECTIONS, keepalive_timeout=KEEP_ALIVE, ssl=self._ssl or True

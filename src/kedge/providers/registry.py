@@ -160,8 +160,8 @@ def connect_ollama(model: str, **settings: Any) -> Engine:
         unreachable="start it with: ollama serve",
         no_model=f"fetch it with: ollama pull {model}",
     )
-    own_url = resolve_ollama_url(read_variable("OLLAMA_HOST"))
-    base_url, api_key = settings.pop("base_url", None) or own_url, settings.pop("api_key", None)
+    base_url = settings.pop("base_url", None) or resolve_ollama_url(read_variable("OLLAMA_HOST"))
+    api_key = settings.pop("api_key", None)
     return _build_chat_engine("ollama", model, base_url, api_key, **settings)
 
 
