@@ -254,3 +254,21 @@ async def test_new_file_is_private(tmp_path: Path) -> None:
         os.umask(old)
     assert modes["new.db"] == 0o600
     assert set(modes.values()) == {0o600}
+
+
+async def test_deletion_is_complete_although_the_files_cannot_be_written(tmp_path: Path) -> None:
+    """An error of what follows a deletion says that it was deleted, and what to do."""
+    async with open_store(f"sqlite:///{tmp_path}/full.db") as store:
+        kept, _ = await create_conversation(store, 1)
+        row, _ = await create_conversation(store, 1)
+
+        def fail(_vacuum: bool) -> None:
+            raise StoreFull("the disk is full; nothing was written")
+
+        store.database.reclaim_files = fail
+        for work in (store.delete(row), store.gc()):
+            with pytest.raises(
+                StoreError, match="still be in the files, until 'kedge gc' succeeds"
+            ):
+                await work
+        assert [each.id for each in await store.conversations()] == [kept.id]

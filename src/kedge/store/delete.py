@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kedge.database import responses as practice_responses
 from kedge.database.transactions import Database, Tx, Values, split_chunks
-from kedge.errors import NotInStore
+from kedge.errors import NotInStore, StoreError
 from kedge.store import response_sums, search
 from kedge.store.conversations import lock_tree, resolve, select_old
 from kedge.store.nodes import find_used_nodes, hash_node, select_tree
@@ -52,11 +52,15 @@ async def delete_old(
     return deleted
 
 
-async def reclaim(database: Database, groups: set[int]) -> None:
-    """Overwrite deleted data in groups of the search index, then in the files."""
-    for group in sorted(groups):
-        await database.write(lambda tx, group=group: search.rewrite_group(tx, group))
-    await database.reclaim()
+async def reclaim(database: Database, groups: set[int], *, vacuum: bool = False) -> None:
+    """Overwrite deleted data in groups of the search index, then in the files; see `Database.reclaim`."""
+    try:
+        for group in sorted(groups):
+            await database.write(lambda tx, group=group: search.rewrite_group(tx, group))
+        await database.reclaim(vacuum=vacuum)
+    except StoreError as error:
+        problem = "what was deleted may still be in the files, until 'kedge gc' succeeds"
+        raise StoreError(f"{problem}: {error}") from error
 
 
 def delete_unchanged(

@@ -328,6 +328,7 @@ class Store(AsyncResource):
 
         Raises:
             NotInStore: There is no such conversation.
+            StoreError: It may still be in the files, although it was deleted.
         """
         groups = await self.database.write(lambda tx: delete.delete_conversation(tx, name))
         await delete.reclaim(self.database, groups)
@@ -592,8 +593,8 @@ class Store(AsyncResource):
         await self._delete_old_objects()
         swept = await delete.delete_unlinked_blocks(self.database)
         await response_sums.rebuild(self.database)
-        await delete.reclaim(self.database, await self.database.read(search.list_groups))
-        await self.database.reclaim(vacuum=True)
+        groups = await self.database.read(search.list_groups)
+        await delete.reclaim(self.database, groups, vacuum=True)
         return swept
 
     async def verify(self) -> list[Damage]:
