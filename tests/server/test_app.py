@@ -308,7 +308,7 @@ def test_token_is_required_if_set() -> None:
 @for_each(
     ("hosts", "status"),
     [
-        (["127.0.0.1:8484", "localhost", "LOCALHOST:1", "[::1]:8484"], 200),
+        (["127.0.0.1:8484", "localhost", "LOCALHOST:1", "[::1]:8484", "127.0.0.2"], 200),
         (["evil.example", "evil.example:8484", "localhost.evil.example", ""], 403),
     ],
 )

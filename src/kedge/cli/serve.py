@@ -37,7 +37,7 @@ from kedge.errors import StoreError
 from kedge.memory.judge import is_chaining_enabled
 from kedge.observe import measure
 from kedge.security.urls import is_loopback, parse_base_url
-from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
+from kedge.server.access import AccessPolicy
 from kedge.server.uvicorn_server import LimitedServer, UvicornServer, bind
 from kedge.store import Store, TokenRegistry, open_store
 from kedge.store.open import open_current_database
@@ -98,7 +98,7 @@ def _build_settings(
         retention=options.pop("retention_days") * DAY,
         **load_model_settings(*(options.pop(name) for name in ("model", "models", "pace"))),
         limits=Limits(body_bytes=int(options.pop("max_body_mb") * MEGABYTE)),
-        hosts=LOOPBACK_NAMES if local and not is_protected else None,
+        hosts=frozenset() if local and not is_protected else None,
         faults=Faults(faults) if faults else None,
         unknown_parameters=unknown_parameters or None,
         **options,
@@ -303,7 +303,7 @@ def mcp_command(
             if not http:
                 await serve_stdio(server)
                 return
-            policy = AccessPolicy(token or None, None if token else LOOPBACK_NAMES)
+            policy = AccessPolicy(token or None, None if token else frozenset())
             app = create_http_app(server, policy)
             with bind(host, port) as listener:
                 url = f"{bound_url(listener)}/mcp"

@@ -20,6 +20,7 @@ from starlette.types import Scope
 from kedge.errors import InvalidSetting, KedgeError, StoreError
 from kedge.observe import get_logger
 from kedge.security.access_tokens import AccessToken, TokenReservation, TokenUse
+from kedge.security.urls import is_loopback
 from kedge.server import errors
 
 log = get_logger("kedge.server")
@@ -28,7 +29,6 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]*)(?::[0-9]*)?")
 DEFAULT_OUTPUT_TOKENS = 4_096
 """The estimated output of a request that does not limit its output."""
 
-LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 SAFE_SITES = frozenset({b"", b"same-origin", b"none"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Values of ``Sec-Fetch-Site`` for requests of programs, of the server's own pages and of the user."""
@@ -127,7 +127,7 @@ class AccessPolicy:
 
     Args:
         token: The server's own token, which is that of the administrator, or None.
-        hosts: The accepted host names, or None for any.
+        hosts: The host names that are accepted besides loopback addresses, or None for any.
         registry: Named tokens that are accepted as well, or None.
         header_bytes: The maximum size of all headers.
         frees_hosts: Whether any host name is accepted while a token is needed.
@@ -159,7 +159,7 @@ class AccessPolicy:
             too_large = Rejection(errors.HEADERS_TOO_LARGE, values={"most": self.header_bytes})
             return Access(rejection=too_large)
         host = parse_host_name(read_header(scope, b"host"))
-        is_allowed_host = self.hosts is None or host in self.hosts
+        is_allowed_host = self.hosts is None or host in self.hosts or is_loopback(host.strip("[]"))
         if not is_allowed_host and not self.frees_hosts:
             return Access(rejection=Rejection(errors.HOST_NOT_ALLOWED))
         try:

@@ -7,7 +7,7 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING, Literal
 
 from kedge.errors import InvalidSetting
-from kedge.server.access import LOOPBACK_NAMES, CallerRegistry
+from kedge.server.access import CallerRegistry
 from kedge.server.models import Model, PracticeModel
 from kedge.server.storage.database import IN_MEMORY
 
@@ -79,7 +79,7 @@ class Settings:
         default: Which of ``models`` is used for all other names; without it they are rejected.
         limits: Limits for requests, connections and memory.
         purge_every: Seconds between two deletions of expired responses.
-        hosts: The accepted host names, or None for any.
+        hosts: The host names that are accepted besides loopback addresses, or None for any.
         clock: Returns Unix time. A server on PostgreSQL uses the time of the database, plus the difference
             of this function from ``time.time``.
         faults: Faults to inject, or None for a server without fault injection.
@@ -108,7 +108,7 @@ class Settings:
     default: str | None = None
     limits: Limits = field(default_factory=Limits)
     purge_every: float = 3600.0
-    hosts: frozenset[str] | None = LOOPBACK_NAMES
+    hosts: frozenset[str] | None = frozenset()
     clock: Callable[[], float] = time.time
     faults: "Faults | None" = None
     unknown_parameters: Literal["ignore", "reject"] | None = None

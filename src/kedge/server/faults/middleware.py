@@ -10,13 +10,13 @@ unchanged.
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from ipaddress import ip_address
 from typing import Any, cast
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kedge.security.urls import is_loopback
 from kedge.server import errors
 from kedge.server.faults import KINDS, Fault, Faults, effects
 from kedge.server.faults.effects import Body, FaultedRequest, FrameRewriter
@@ -249,8 +249,8 @@ async def _delay(scope: Scope, receive: Receive, seconds: float) -> bool:
 def _is_loopback(scope: Scope) -> bool:
     """Return whether a request was sent to a loopback address; faults apply nowhere else."""
     try:
-        return ip_address(scope["server"][0]).is_loopback
-    except (KeyError, TypeError, ValueError):
+        return is_loopback(scope["server"][0])
+    except (KeyError, TypeError):
         return False
 
 
