@@ -17,7 +17,7 @@ def chat(server: TestServer, name: str = "harbour") -> str:
     """Send a message in a conversation object, and return the id of the object."""
     model = f"responses:{server.base_url}#practice"
     done = run_command(
-        "chat", "--model", model, "--mode", "conversation", "-c", name, stdin="Hello\n"
+        "chat", "--model", model, "--mode", "Conversation", "-c", name, stdin="Hello\n"
     )
     assert done.exit_code == 0, done.output
     return next(each.body["conversation"] for each in server.requests[::-1] if each.context)

@@ -41,10 +41,10 @@ def test_precedence_of_sources(file: Path) -> None:
     assert config.find("serve.host").source == "default"
     assert config["serve.host"] == "127.0.0.1"
     blank = {"KEDGE_MODEL": " ", "KEDGE_SYSTEM": "", "KEDGE_SERVE_PORT": "\t", "KEDGE_MODLE": " "}
-    empty = Config(file, {}, {**blank, "KEDGE_TRACE": "Yes"})
+    empty = Config(file, {}, {**blank, "KEDGE_TRACE": "Yes", "KEDGE_LOG_LEVEL": "INFO"})
     assert {empty.find(name).source for name in ("model", "system", "serve.port")} == {"default"}
     assert not empty.unknown_variables
-    assert empty["trace"] is True
+    assert (empty["trace"], empty["log_level"]) == (True, "info")
     with pytest.raises(InvalidSetting, match="KEDGE_TRACE must be"):
         _ = Config(file, {}, {"KEDGE_TRACE": "perhaps"})["trace"]
 

@@ -473,7 +473,7 @@ def repeated_option(name: str, key: str, metavar: str, text: str, *names: str) -
 
 def _param_type(setting: Setting) -> Any:
     if setting.choices:
-        return click.Choice(setting.choices)
+        return click.Choice(setting.choices, case_sensitive=False)
     if setting.type is int:
         bounds = (setting.minimum, setting.maximum)
         least, most = (None if bound is None else int(bound) for bound in bounds)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from kedge.arguments import check_choice
 from kedge.errors import InvalidSetting
 
 OTHER_VARIABLES = ("KEDGE_API_KEY", "KEDGE_CONFIG", "KEDGE_MAX_RESPONSE_BYTES", "KEDGE_PRICES")
@@ -93,10 +94,9 @@ class Setting:
             raise self._invalid(value, location)
         if isinstance(value, int | float):
             self._check_range(value, location)
-        if self.choices and value not in ("", *self.choices):
-            raise InvalidSetting(
-                f"{location} must be one of {', '.join(self.choices)}, not {value!r}"
-            )
+        if self.choices and value:
+            value = str(value).lower()
+            check_choice(location, value, self.choices)
         return value
 
     def _check_range(self, value: float, location: str) -> None:
