@@ -94,9 +94,12 @@ def test_invalid_file_is_reported_with_position(file: Path, text: str, message: 
 
 
 def test_unreadable_file_is_reported(file: Path) -> None:
-    """A file that is not UTF-8, or a folder in its place, is reported."""
+    """A file that is not UTF-8, one without an end such as a device, or a folder in its place, is reported."""
     file.write_bytes(b"model = '\xff'")
     with pytest.raises(InvalidSetting, match="not UTF-8"):
+        load_config()
+    file.write_text("#" * 2**21)
+    with pytest.raises(InvalidSetting, match="has more than 1,000,000 characters"):
         load_config()
     file.unlink()
     file.mkdir()

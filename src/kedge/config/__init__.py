@@ -22,6 +22,7 @@ from kedge.errors import CannotOpenStore, InvalidSetting
 
 CONFIG_ENV = "KEDGE_CONFIG"
 """The environment variable with the path of the configuration file."""
+_MAX_LENGTH = 1_000_000
 
 
 def data_dir() -> Path:
@@ -121,7 +122,8 @@ def read_config_file(path: Path, *, required: bool = False) -> Mapping[str, Scal
     import tomllib
 
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as opened:  # a device, for example, may have no end
+            text = opened.read(_MAX_LENGTH + 1)
     except (FileNotFoundError, NotADirectoryError):
         if required:
             raise InvalidSetting(f"{path}, named by {CONFIG_ENV}, does not exist") from None
@@ -129,6 +131,8 @@ def read_config_file(path: Path, *, required: bool = False) -> Mapping[str, Scal
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise InvalidSetting(f"{path} cannot be read: {reason}") from error
+    if len(text) > _MAX_LENGTH:
+        raise InvalidSetting(f"{path} has more than {_MAX_LENGTH:,} characters")
     try:
         parsed = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
