@@ -272,8 +272,6 @@ async def test_unusable_files_are_reported(batch: dict[str, Any], tmp_path: Path
         await run_batch([BatchLine("a", ("Hi",))], tmp_path, store_url=batch["store_url"])
     with pytest.raises(InvalidBatch, match="is not a regular file"):
         await run_batch([BatchLine("a", ("Hi",))], os.devnull, store_url=batch["store_url"])
-    with pytest.raises(InvalidBatch, match="at least 1"):
-        await run_batch([], **batch, concurrency=0)
 
 
 @pytest.mark.parametrize("name", ["store.db", "store.db-wal", "other.db", "other.db-shm"])
@@ -288,11 +286,14 @@ def test_results_are_not_written_to_a_database(
     assert [each.name for each in tmp_path.iterdir()] == ["other.db"]
 
 
-@pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute"])
-async def test_negative_limits_are_rejected(batch: dict[str, Any], limit: str) -> None:
-    """A negative limit is not one request or token per minute."""
-    with pytest.raises(InvalidBatch, match="limits per minute"):
-        await run_batch([BatchLine("a", ("Hi",))], **{**batch, limit: -1})
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("concurrency", 0), ("attempts", "x"), ("requests_per_minute", -1), ("tokens_per_minute", -1)],
+)
+async def test_invalid_limits_are_rejected(batch: dict[str, Any], limit: str, value: Any) -> None:
+    """A limit of another type, or below its minimum, is rejected: -1 is not one request or token per minute."""
+    with pytest.raises(InvalidSetting, match=f"{limit} must be an integer of at least"):
+        await run_batch([BatchLine("a", ("Hi",))], **{**batch, limit: value})
 
 
 async def test_file_of_another_program_is_unchanged(batch: dict[str, Any]) -> None:

@@ -266,3 +266,5 @@ async def test_last_blocks_are_loaded(store: Store) -> None:
     edit = await store.append(row, nodes[-1], [user("new")], kept=3, kind="edited")
     assert await store.last_blocks(row, 2, edit.id) == (blocks[2], user("new"))
     assert await store.last_blocks(row, 0) == ()
+    with pytest.raises(InvalidSetting, match="count must be an integer of at least 0"):
+        await store.last_blocks(row, -(10**30))

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import anyio
 
-from kedge.arguments import validate_seconds
+from kedge.arguments import check_count, check_positive_int, validate_seconds
 from kedge.batch.files import (
     BatchLine,
     LineResult,
@@ -336,14 +336,14 @@ async def run_batch(
         The totals of the batch.
 
     Raises:
-        InvalidBatch: The file, a line or an argument is invalid.
-        InvalidSetting: ``out`` is a database, or the lease is not a number of seconds above 0.
+        InvalidBatch: The file or a line is invalid.
+        InvalidSetting: ``out`` is a database, or a limit or the lease is invalid.
         BatchFailed: The batch stopped; completed work is stored.
     """
-    if concurrency < 1 or attempts < 1:
-        raise InvalidBatch("concurrency and attempts must be at least 1")
-    if requests_per_minute < 0 or tokens_per_minute < 0:
-        raise InvalidBatch("limits per minute must be at least 0, which means none")
+    check_positive_int("concurrency", concurrency)
+    check_positive_int("attempts", attempts)
+    check_count("requests_per_minute", requests_per_minute)
+    check_count("tokens_per_minute", tokens_per_minute)
     validate_seconds(lease, "lease")
     check_output_file(Path(out), resolve_address(store_url))
     lines = list(prompts) if not isinstance(prompts, str | Path) else read_lines(prompts)

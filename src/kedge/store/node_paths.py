@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from kedge.arguments import check_count
 from kedge.database.transactions import Tx
 from kedge.events.request_record import RequestRecord
 from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state
@@ -221,11 +222,12 @@ def load_last_blocks(
         node: The node; by default the head when the row was read.
 
     Raises:
+        InvalidSetting: The number of blocks is not an integer of at least 0.
         NotInStore: The conversation was deleted, or its tree has no such node.
         StoreDamaged: A stored block cannot be read.
     """
     end = get_node(tx, conversation, node)
-    start = max(end.length - count, 0)
+    start = max(end.length - check_count("count", count), 0)
     return tuple(decode_blocks(load_bodies(tx, end, start, end.length)))
 
 
