@@ -364,3 +364,6 @@ def test_ctrl_c_during_an_import(tmp_path: Path) -> None:
     done = run_kedge("batch", "in.jsonl", "--out", "o", PYTHONPATH=str(tmp_path))
     expected = "Interrupted. Run the same command again to continue."
     assert (done.returncode, done.stderr.strip()) == (130, expected)
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
+    done = run_kedge("config", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr.strip()) == (130, "Interrupted.")
