@@ -92,6 +92,20 @@ def test_several_are_changed_at_once(empty_page: PageServer, open_tab: OpenTab) 
     assert [row["title"] for row in empty_page.get("/api/conversations")["data"]] == ["Three"]
 
 
+def test_one_deleted_elsewhere_is_skipped(browser: Browser, empty_page: PageServer) -> None:
+    """An action on several conversations skips one that was deleted elsewhere, reports it, and shows the others."""
+    for title in ("One", "Two"):
+        name = empty_page.create_conversation("Hello", title=title)
+    with open_context(browser) as context:
+        tab = WatchedTab(context, empty_page.url).open("/")
+        tab.get_by_label("Select all").check()
+        empty_page.client.delete(f"/api/conversations/{name}")
+        tab.get_by_role("button", name="Delete", exact=True).click()
+        expect(tab.get_by_text("there is no conversation")).to_be_visible()
+        expect(tab.get_by_text("The conversation is deleted for good in")).to_be_visible()
+        expect(tab.locator("[data-row]")).to_have_count(0)
+
+
 def test_search_result_links_to_its_message(empty_page: PageServer, open_tab: OpenTab) -> None:
     """A search result highlights the match, and its link scrolls to the message and expands it."""
     name = empty_page.create_conversation(*(f"Message {number} of many" for number in range(12)))

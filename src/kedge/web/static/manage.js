@@ -1,6 +1,6 @@
 // Manage conversations: rename, tag, archive, and delete with a period in which it can be undone.
 import { call, toast } from "./api.js";
-import { refresh } from "./chat.js";
+import { refresh, visit } from "./chat.js";
 
 const UNDO_SECONDS = 30;
 const KEY = "kedge-deletions";
@@ -31,10 +31,10 @@ export async function bulk(button) {
     const text = await ask(`Tag ${ids.length === 1 ? "the conversation" : `${ids.length} conversations`}`, "Tags to add, separated by commas", "");
     if (text === null) return;
     await attempt(async () => {
-      for (const each of picked) {
+      await forEach(picked, (each) => {
         const tags = [...new Set([...JSON.parse(each.dataset.tags), ...split(text)])];
-        await call("PATCH", path(each.dataset.pick), { tags });
-      }
+        return call("PATCH", path(each.dataset.pick), { tags });
+      });
       location.reload();
     });
   } else await change(ids, { archived: action === "archive" });
@@ -52,20 +52,28 @@ function split(text) {
 
 async function change(ids, body) {
   await attempt(async () => {
-    for (const id of ids) await call("PATCH", path(id), body);
+    await forEach(ids, (id) => call("PATCH", path(id), body));
     await refresh();
   });
 }
 
 async function remove(ids, next) {
   await attempt(async () => {
-    for (const id of ids) {
+    await forEach(ids, async (id) => {
       await call("DELETE", `${path(id)}?undo=${UNDO_SECONDS}`);
       writeDeleted([...readDeleted(), { id, until: Date.now() + UNDO_SECONDS * 1000 }]);
-    }
+    });
     if (next === location.href) location.reload();
     else location.assign(next);
   });
+}
+
+// Do the same with each; one that fails, because it was deleted elsewhere, for example, is skipped and reported.
+async function forEach(items, work) {
+  let problem = null;
+  for (const item of items) await work(item).catch((error) => (problem = error));
+  if (problem && items.length > 1) await visit(location.href);
+  if (problem) throw problem;
 }
 
 async function attempt(work) {
