@@ -155,7 +155,7 @@ class _WatchedConnection:
 
 
 log = get_logger("kedge.access")
-ROUTINE_PATH = re.compile(r"/healthz|/metrics|/static/.*|/api/conversations/[^/]+/runs")
+ROUTINE_PATH = re.compile(r"/healthz|/metrics|/static/.*|/api/(choices|conversations/[^/]+/runs)")
 """Paths that monitoring and an open page request every few seconds."""
 server_log = logging.getLogger("kedge.server")
 

@@ -266,6 +266,14 @@ def test_login_form_accepts_token(
         expect(tab.get_by_role("heading", name="Conversations", exact=True)).to_be_visible()
         assert tab.evaluate("document.cookie") == ""
         assert watched.problems == []
+        tab.get_by_role("link", name="Dashboard").click()
+        expect(tab.get_by_text("live", exact=True)).to_be_visible()
+        session = context.cookies()[0]
+        context.clear_cookies()
+        expect(tab.get_by_text("Your session has ended.")).to_be_visible()
+        expect(tab.get_by_text("live", exact=True)).to_be_hidden()
+        context.add_cookies([{"name": session["name"], "value": session["value"], "url": page.url}])
+        tab.get_by_role("link", name="Conversations").first.click()
         tab.get_by_role("button", name="New conversation").first.click()
         expect(tab.get_by_role("heading", name="Send a message")).to_be_visible()
         context.clear_cookies()

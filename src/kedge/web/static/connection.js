@@ -29,7 +29,8 @@ async function check() {
 
 async function poll() {
   const grid = document.querySelector("[data-conversation]");
-  const path = grid ? `/api/conversations/${encodeURIComponent(grid.dataset.conversation)}/runs` : "/healthz";
+  const other = document.querySelector("[data-live]") ? "/api/choices" : "/healthz"; // the first needs a session
+  const path = grid ? `/api/conversations/${encodeURIComponent(grid.dataset.conversation)}/runs` : other;
   let state = null;
   try {
     state = await call("GET", path);
