@@ -112,7 +112,10 @@ async def test_every_write_creates(store: Store) -> None:
 
 
 async def test_create_must_be_new_and_open_must_exist(store: Store) -> None:
-    """`create` and `open` are lazy, and raise when they are opened; a rejected first block creates nothing."""
+    """`create` and `open` are lazy, and raise when they are opened; a rejected first block creates nothing.
+
+    A conversation that is about to be deleted is not continued.
+    """
     missing = Conversation.open("practice", store=store, id="a")
     with pytest.raises(errors.NotInStore):
         await missing.send("Hello")
@@ -120,6 +123,10 @@ async def test_create_must_be_new_and_open_must_exist(store: Store) -> None:
     assert (await store.conversation("a")).id == created.id
     with pytest.raises(errors.InvalidSetting, match="already a conversation 'a'"):
         await Conversation.create("practice", store=store, id="a")
+    await store.schedule_delete("a", 1e12)
+    with pytest.raises(errors.NotInStore, match="'a' is about to be deleted"):
+        await missing.send("Hello")
+    await store.schedule_delete("a", None)
     assert not (await missing).is_new  # a failure is not remembered
     rule = guard(block("secret"))
     with pytest.raises(errors.KedgeError):

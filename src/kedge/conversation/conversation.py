@@ -217,7 +217,7 @@ class Conversation(LazyConversation):
             **settings: The keyword arguments of ``Conversation`` that do not describe a new conversation.
 
         Raises:
-            NotInStore: When it is opened: the store has no conversation with this id.
+            NotInStore: When it is opened: there is no such conversation, or it is about to be deleted.
         """
         return cls(model, store=store, id=id, **settings)._expect("existing")  # noqa: SLF001
 

@@ -271,6 +271,14 @@ def schedule_delete(tx: Tx, name: str | ConversationRow, at: float | None) -> Co
     return select_conversation(tx, row.id)
 
 
+def reject_deleted(row: ConversationRow) -> None:
+    """Raise ``NotInStore`` if a conversation is about to be deleted."""
+    if row.delete_at is not None:
+        raise NotInStore(
+            f"conversation {row.id!r} is about to be deleted; undo that to continue it"
+        )
+
+
 def get_conversation(tx: Tx, name: str | ConversationRow) -> ConversationRow:
     """Return the current row of a conversation.
 

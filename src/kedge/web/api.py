@@ -15,6 +15,7 @@ from kedge.conversation.lookup import MODEL_KEY, add_candidates
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
 from kedge.server.sse import EventStreamResponse, encode_data
+from kedge.store.conversations import reject_deleted
 from kedge.store.nodes import parse_position
 from kedge.store.summaries import list_labels, load_attached
 from kedge.store.tree import build_response_graph, read_tree
@@ -22,7 +23,6 @@ from kedge.turns import dump_block, system, user
 from kedge.web import schemas, send, shapes
 from kedge.web.openapi import ApiCall, Handler, Operation, RequestError, build_openapi
 from kedge.web.runs import TurnRun, flush_requests, load_request
-from kedge.web.service import reject_deleted
 from kedge.web.transcript import find_matches
 
 F = TypeVar("F", bound=Handler)

@@ -117,7 +117,6 @@ class ConversationService:
             CannotConnect: If the conversation's model is not available here; nothing was written.
         """
         row, tree = await self._read_tree(name)
-        reject_deleted(row)
         node = (await self.store.find_node(row, parse_position(at))).id
         choice = self.models.select(row, await self.store.newest_response(row, node), model)
         settings = dict(self.settings)
@@ -309,14 +308,6 @@ def build_tag_url(name: str) -> str:
     if workflow != name and workflow not in WORKFLOW_KINDS:
         return f"/workflows/{quote(workflow, safe='')}"
     return f"/?{urlencode({'tag': name})}"
-
-
-def reject_deleted(row: ConversationRow) -> None:
-    """Raise ``NotInStore`` if a conversation is about to be deleted."""
-    if row.delete_at is not None:
-        raise NotInStore(
-            f"conversation {row.id!r} is about to be deleted; undo that to continue it"
-        )
 
 
 def read_instructions(blocks: Sequence[Block]) -> str:
