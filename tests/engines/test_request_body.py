@@ -15,7 +15,9 @@ from kedge.engines import Request
 from kedge.engines.request_options import PLANNED_PARAMS, to_definition
 from kedge.engines.transport import encode_body
 from kedge.errors import InvalidSetting, InvalidTurn, ResendTooLong, UnsupportedParameter
+from kedge.event_loops import await_value
 from kedge.memory.tokens import hash_settings
+from kedge.middleware import repair, system_prompt, with_middleware
 from kedge.providers import connect
 from kedge.testing import TestServer
 from kedge.tools import tool
@@ -121,6 +123,10 @@ async def test_argument_that_is_not_a_turn_is_rejected(given: Any) -> None:
             await engine.run(given)
         with pytest.raises(InvalidTurn, match="sends a Turn"):
             engine.sync.stream(given)
+        stack = with_middleware(engine, repair(), system_prompt("Be brief."))
+        for call in (engine.plan, stack.plan, engine.probe_and_plan, engine.poll, engine.cancel):
+            with pytest.raises(InvalidTurn, match="sends a Turn"):
+                await await_value(call(given))
 
 
 @for_each(

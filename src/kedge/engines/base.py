@@ -132,9 +132,7 @@ class Engine(AsyncResource, ABC):
         Raises:
             InvalidTurn: The argument is not a Turn.
         """
-        if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
-            problem = f"an engine sends a Turn, not {describe_type(turn)}"
-            raise InvalidTurn(f'{problem}; write Turn([user("…")])')
+        check_turn(turn)
         if "tools" in options:
             functions, options["tools"] = split_tools(options["tools"])
             if functions:
@@ -527,8 +525,16 @@ Middleware = Callable[[Engine], Engine]
 """Wraps an Engine and is an Engine."""
 
 
+def check_turn(turn: Turn) -> None:
+    """Raise ``InvalidTurn`` if the argument of an engine is not a Turn."""
+    if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
+        problem = f"an engine sends a Turn, not {describe_type(turn)}"
+        raise InvalidTurn(f'{problem}; write Turn([user("…")])')
+
+
 def require_running(turn: Turn, scope: str | None = None) -> AnchorRecord:
     """Return the record of the response in the background, or raise ``InvalidTurn`` if there is none."""
+    check_turn(turn)
     running = find_running(turn, scope)
     if running is None:
         raise InvalidTurn(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Required, TypedDict, Unpack
 from msgspec.structs import replace
 
 from kedge import errors, planning
-from kedge.engines.base import Engine, Events, Request
+from kedge.engines.base import Engine, Events, Request, check_turn
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.http_errors import get_request_id, is_permanent_failure
 from kedge.engines.request_log import PromptMonitor, record_calls, record_error, record_healing
@@ -375,6 +375,7 @@ class RequestEngine(Engine):
         Returns:
             The plan. If it is ``conditional``, the request first makes a probe, which may change it.
         """
+        check_turn(turn)
         session = self._open(turn, self._plan_options(options))
         plan = self._make_plan(session)
         with suppress(KedgeError):  # it cannot be sent

@@ -23,7 +23,7 @@ from typing import Any, TypedDict, Unpack, cast
 from msgspec import structs
 
 from kedge.compaction import Compactor
-from kedge.engines.base import Engine, Events, Middleware, Request, find_filters
+from kedge.engines.base import Engine, Events, Middleware, Request, check_turn, find_filters
 from kedge.engines.request_options import ContentFilter, ContentFilters, ResendLimit, TurnProbe
 from kedge.errors import InvalidSetting, UnknownSetting, describe_type
 from kedge.events.run import TurnEdited, TurnFinished
@@ -123,6 +123,7 @@ class StackLayer(BaseMiddleware):
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan of the Turn after the filters of the stack."""
+        check_turn(turn)
         if self.outside:
             turn = ContentFilters(self.stack).apply_to_turn(turn, ("input",))
         return self.inner.plan(turn, **options)
