@@ -3,8 +3,10 @@
 import os
 import sys
 from collections.abc import Collection, Mapping
+from inspect import iscoroutinefunction
+from typing import Any
 
-from kedge.errors import InvalidSetting
+from kedge.errors import InvalidSetting, describe_type
 
 MAX_TIME = 1e18
 """The latest time in seconds: its day is an integer that every database can store."""
@@ -54,3 +56,16 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise ``InvalidSetting`` if a setting has none of these values."""
     if value not in choices:
         raise InvalidSetting(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def check_type(name: str, kind: type, *values: object) -> None:
+    """Raise ``InvalidSetting`` unless each of these values has a type."""
+    if wrong := [each for each in values if not isinstance(each, kind)]:
+        raise InvalidSetting(f"{name} must be {kind.__name__}, not {describe_type(wrong[0])}")
+
+
+def check_callback(name: str, function: Any) -> Any:
+    """Return a function that is called and never awaited, or raise ``InvalidSetting`` if it is async or no function."""
+    if not callable(function) or iscoroutinefunction(function):
+        raise InvalidSetting(f"{name} must be a function that is not async, not {function!r}")
+    return function

@@ -86,9 +86,9 @@ async def test_hits_are_ranked_and_paginated(store: Store) -> None:
     assert second == ranked[1]
     with pytest.raises(InvalidSetting, match="order must be one of newest, rank"):
         await store.search("sea", order=cast("Any", "best"))
-    with pytest.raises(InvalidSetting, match="offset must be 0 or more"):
+    with pytest.raises(InvalidSetting, match="offset must be an integer of at least 0"):
         await store.search("sea", offset=-1)
-    with pytest.raises(InvalidSetting, match="limit must be 0 or more"):
+    with pytest.raises(InvalidSetting, match="limit must be an integer of at least 0"):
         await store.search("sea", limit=-1)
 
 

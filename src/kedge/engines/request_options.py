@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 import msgspec
 from msgspec.structs import force_setattr
 
-from kedge.arguments import check_count
+from kedge.arguments import check_callback, check_count, check_type
 from kedge.errors import InvalidSetting, UnsupportedParameter
 from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import AnchorRecord, Mode, RequestPlan
@@ -527,7 +527,8 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "resend_limit": to_resend_limit,
     "output_retries": partial(check_count, "output_retries"),
     "tools": _define_tools,
-    "candidates": tuple,
+    "candidates": lambda given: check_type("candidates", Iterable, given) or tuple(given),
+    "tap": lambda tap: None if tap is None else check_callback("tap", tap),
     "ephemeral": _join_ephemeral,
 }
 """Checks and converts the options that a caller may write in several forms."""

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeGuard
 
 import msgspec
 
-from kedge.arguments import validate_seconds
+from kedge.arguments import check_count, validate_seconds
 from kedge.errors import InvalidSetting
 from kedge.events.request_record import ResponseStatus
 from kedge.planning import Mode
@@ -71,8 +71,8 @@ def validate_page(limit: int, offset: int = 0) -> None:
     SQLite would return all rows for a negative limit; both databases reject numbers above 64 bits.
     """
     for name, number in (("limit", limit), ("offset", offset)):
-        if not 0 <= number < MAX_ROWS:
-            raise InvalidSetting(f"{name} must be 0 or more, and less than 2^62, not {number}")
+        if check_count(name, number) >= MAX_ROWS:
+            raise InvalidSetting(f"{name} must be less than 2^62, not {number}")
 
 
 MAX_ROWS = 2**62
