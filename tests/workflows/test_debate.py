@@ -112,6 +112,12 @@ async def test_winner_must_be_a_side(store: Store, scripted: Any, connected: Any
     wrong: Any = lambda arguments: 3  # noqa: E731
     with pytest.raises(InvalidWorkflow, match="not a int"):
         await debate("?", sides, judge=wrong, store=store)
+    given: Any
+    for given in ("ab", ["tea", "coffee"]):
+        with pytest.raises(InvalidWorkflow, match="each side must be Side, not str"):
+            await debate("?", given, judge=lambda arguments: "tea", store=store)
+    with pytest.raises(InvalidWorkflow, match="the question must be str, not list"):
+        await debate(given, sides, judge=lambda arguments: "tea", store=store)
     cases = (["a"], 1), (["a", "a"], 1), (["a", "judge"], 1), (["a", "b"], 0), (["a", "b"], "2")
     rounds: Any
     for names, rounds in cases:

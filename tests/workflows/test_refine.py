@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from kedge.conversation import Conversation
 from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
+from kedge.turns import user
 from kedge.workflows import (
     ModelJudge,
     RefineResult,
@@ -236,11 +237,15 @@ async def test_invalid_arguments_are_rejected(store: Store, scripted: Any, conne
         ({"rounds": 0}, "rounds must be an integer of at least 1, not 0"),
         ({"rounds": 1.5}, "rounds must be an integer of at least 1, not 1.5"),
         ({"judge": 3}, "not a int"),
+        ({"task": user("Hello")}, "task and again must be str, not UserBlock"),
+        ({"again": None}, "task and again must be str, not NoneType"),
         ({"model": "practice", "title": "Ship"}, "determines model, title"),
     ]
     for settings, message in wrong:
         with pytest.raises(InvalidWorkflow, match=message):
-            await refine("Hello", **{"judge": bool, "store": store, "engine": engine, **settings})
+            await refine(
+                **{"task": "Hello", "judge": bool, "store": store, "engine": engine, **settings}
+            )
     with pytest.raises(InvalidWorkflow, match="a store and an engine"):
         await refine("Hello", judge=bool, store=store)
     with pytest.raises(InvalidWorkflow, match="not a valid JSON schema"):

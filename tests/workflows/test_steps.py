@@ -135,6 +135,13 @@ async def test_invalid_pipeline_is_rejected_before_sending(store: Store) -> None
         with pytest.raises(InvalidWorkflow) as exc_info:
             await steps(pipeline, inputs={"place": "x"}, **place)
         assert message in str(exc_info.value)
+    wrong: Any
+    for wrong in ("ab", ["a"]):
+        with pytest.raises(InvalidWorkflow, match="each step must be Step, not str"):
+            await steps(wrong, **place)
+    for wrong in ([1], "ab", [("a", "b")]):
+        with pytest.raises(InvalidWorkflow, match="inputs: expected a mapping"):
+            await steps([Step("a", "x")], inputs=wrong, **place)
     with pytest.raises(InvalidWorkflow, match=r"inputs\.day: a date is not a JSON value"):
         await steps([Step("a", "{day}")], inputs={"day": date(2026, 1, 2)}, **place)
     with pytest.raises(InvalidWorkflow, match="the schema of b"):

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
+from kedge.arguments import check_positive_int, check_type
 from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema
 from kedge.errors import InvalidWorkflow
@@ -34,7 +35,7 @@ from kedge.workflows.results import (
     Side,
     Verdict,
     WorkflowCallback,
-    check_limit,
+    check_argument,
     ignore_event,
 )
 from kedge.workflows.roles import JUDGE_ROLE, ModelJudge, Role, WorkflowRun, load_schema
@@ -120,7 +121,8 @@ async def refine(
         InvalidWorkflow: The arguments are invalid.
         WorkflowFailed: The judge gave no usable verdict.
     """
-    check_limit("rounds", rounds)
+    check_argument(check_type, "task and again", str, task, again)
+    check_argument(check_positive_int, "rounds", rounds)
     schema = find_judge_schema(judge)
     if schema is None and not isinstance(judge, ModelJudge) and not callable(judge):
         raise InvalidWorkflow(
@@ -270,6 +272,7 @@ async def debate(
         InvalidWorkflow: The sides, the judge or the rounds are invalid.
         WorkflowFailed: A side or the judge gave no usable answer.
     """
+    check_argument(check_type, "the question", str, question)
     _validate_debate(sides, rounds, judge)
     stored_spec = {
         "question": question,
@@ -290,14 +293,13 @@ async def debate(
 
 
 def _validate_debate(sides: Sequence[Side], rounds: int, judge: object) -> None:
+    check_argument(check_type, "each side", Side, *sides)
     names = [side.name for side in sides]
     if len(names) < 2 or len(set(names)) < len(names):
         raise InvalidWorkflow("a debate needs two or more sides with unique names")
     if JUDGE_ROLE in names or "" in names or any("/" in name for name in names):
-        raise InvalidWorkflow(
-            "a side must not be named 'judge', and its name must not contain a slash"
-        )
-    check_limit("rounds", rounds)
+        raise InvalidWorkflow("a side must not be named 'judge', and its name must have no slash")
+    check_argument(check_positive_int, "rounds", rounds)
     if not isinstance(judge, ModelJudge) and not callable(judge):
         raise InvalidWorkflow("the judge of a debate must be a function or a ModelJudge")
 

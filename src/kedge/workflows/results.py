@@ -17,10 +17,10 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap
 WorkflowKind = Literal["refine", "debate", "steps"]
 
 
-def check_limit(name: str, value: int) -> None:
-    """Raise ``InvalidWorkflow`` if a number of rounds or attempts is not an integer of at least 1."""
+def check_argument(check: Callable[..., object], *values: Any) -> None:
+    """Check an argument, and raise ``InvalidWorkflow`` for an ``InvalidSetting``."""
     try:
-        check_positive_int(name, value)
+        check(*values)
     except InvalidSetting as error:
         raise InvalidWorkflow(str(error)) from None
 
@@ -119,7 +119,7 @@ class Step(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise InvalidWorkflow(f"the name of a step must be an identifier, not {self.name!r}")
-        check_limit(f"attempts of the step {self.name}", self.attempts)
+        check_argument(check_positive_int, f"attempts of the step {self.name}", self.attempts)
 
 
 class StepResult(msgspec.Struct, frozen=True):

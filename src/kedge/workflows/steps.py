@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
+from kedge.arguments import check_type
 from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema
 from kedge.errors import InvalidJSON, InvalidWorkflow, WorkflowFailed
@@ -21,6 +22,7 @@ from kedge.workflows.results import (
     StepsResult,
     Verdict,
     WorkflowCallback,
+    check_argument,
     ignore_event,
 )
 from kedge.workflows.roles import Role, WorkflowRun, load_schema
@@ -60,8 +62,8 @@ async def steps(
         InvalidWorkflow: A step or an input is invalid.
         WorkflowFailed: An answer did not match its schema.
     """
+    _validate_pipeline(pipeline, inputs or {})
     values = dict(inputs or {})
-    _validate_pipeline(pipeline, values)
     forms = [
         None if step.result is None else load_schema(step.result, step.name) for step in pipeline
     ]
@@ -80,6 +82,7 @@ async def steps(
 
 
 def _validate_pipeline(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> None:
+    check_argument(check_type, "each step", Step, *pipeline)
     if not pipeline:
         raise InvalidWorkflow("a pipeline needs at least one step")
     try:
