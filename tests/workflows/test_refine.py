@@ -239,6 +239,11 @@ async def test_invalid_arguments_are_rejected(store: Store, scripted: Any, conne
         ({"judge": 3}, "not a int"),
         ({"task": user("Hello")}, "task and again must be str, not UserBlock"),
         ({"again": None}, "task and again must be str, not NoneType"),
+        ({"on_event": 3}, "on_event must be a function that is not async, not 3"),
+        (
+            {"on_event": refine},
+            "on_event must be a function that is not async, not <function refine",
+        ),
         ({"model": "practice", "title": "Ship"}, "determines model, title"),
     ]
     for settings, message in wrong:

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, cast
 import msgspec
 from msgspec.structs import asdict, replace
 
+from kedge.arguments import check_callback
 from kedge.conversation import Conversation, ConversationSettings, Reply
 from kedge.conversation.lookup import find_redo_target
 from kedge.engines import Engine, OutputSchema, to_output_schema
@@ -40,6 +41,7 @@ from kedge.workflows.results import (
     WorkflowFinished,
     WorkflowKind,
     WorkflowStarted,
+    check_argument,
 )
 
 D = TypeVar("D", Verdict, Ruling)
@@ -260,6 +262,7 @@ class WorkflowRun(msgspec.Struct):
         if taken := sorted(self.settings.keys() & _DETERMINED_SETTINGS):
             problem = f"a workflow determines {', '.join(taken)} of its conversations; leave it out"
             raise InvalidWorkflow(f"{problem}, or pass conversation=")
+        check_argument(check_callback, "on_event", self.on_event)
         self.workflow = self.workflow or new_workflow_id()
         return self
 
