@@ -12,6 +12,7 @@ from for_each import for_each
 from kedge import errors, providers
 from kedge.chat import Chat, StateReport, new_key
 from kedge.compaction import MessageLimitCompactor
+from kedge.event_loops import await_value
 from kedge.events import TextDelta
 from kedge.events.run import ToolFinished, TurnFinished
 from kedge.middleware import block, guard, system_prompt, two_phase, with_middleware
@@ -397,6 +398,13 @@ async def test_wrong_first_arguments_say_what_to_write(open_chat: OpenChat) -> N
     with pytest.raises(errors.InvalidSetting, match="write await before the call"):
         await chat.chat_with_state(missing, "Hello")
     missing.close()
+    wrong: Any
+    for wrong in (reply.turn, 5, [], {"state": "x"}):
+        for call in (chat.read_state, chat.stream_with_state, chat.plan, chat.compact_pending):
+            with pytest.raises(
+                errors.InvalidSetting, match=r"a state is bytes, not \w+; pass reply"
+            ):
+                await await_value(call(wrong))
     assert reply.turn.text == reply.text
     assert Turn([user("Hello")]).text == ""
     misspelled: Any = {"sytem": "Be brief."}

@@ -375,11 +375,8 @@ class Chat(AsyncResource):
 
     def _load_state(self, state: State) -> tuple[ChatState, DiscardedState | None]:
         """Return the state, or a new one with the reason why the given one was discarded."""
-        if hasattr(state, "cr_await") or isinstance(state, Reply):
-            remedy = "reply.state" if isinstance(state, Reply) else "the state of an awaited reply"
-            raise InvalidSetting(
-                f"a state must be bytes, not {describe_type(state)}; pass {remedy}"
-            )
+        if not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidSetting(f"a state is bytes, not {describe_type(state)}; pass reply.state")
         data = as_bytes(state)
         if not data:
             return ChatState(self.provider), None
