@@ -14,6 +14,7 @@ from kedge.compaction import (
     SummarizingCompactor,
     TokenLimitCompactor,
     ToolExchangeCompactor,
+    TurnCompacted,
     is_summary,
 )
 from kedge.engines import ResendLimit
@@ -227,6 +228,19 @@ async def test_planned_resend_is_compacted(server: TestServer, open_chat: OpenCh
         (after,) = await send_lines(chat, "Number 6.", state=answers[-1].state)
         assert after.compaction.changed
         assert len(request_bodies(server)[-1]["input"]) == 3
+
+
+@pytest.mark.parametrize("options", [{"mode": "stateless"}, {"prompt": {"id": "pmpt_1"}}])
+async def test_resend_by_an_option_of_the_call_is_compacted(
+    open_chat: OpenChat, options: Any
+) -> None:
+    """A call that sends everything although its state has an anchor is limited as any other."""
+    chat = open_chat(compactor=MessageLimitCompactor(1_000, 4), resend_limit=500)
+    answers = await send_lines(chat, *(f"Number {n}." for n in range(6)))
+    async with chat.stream_with_state(answers[-1].state, "Number 6.", **options) as stream:
+        event = await anext(stream)
+    assert isinstance(event, TurnCompacted)
+    assert event.occasion == "resend"
 
 
 async def test_compaction_is_counted(server: TestServer, open_chat: OpenChat) -> None:

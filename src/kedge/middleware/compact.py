@@ -24,6 +24,7 @@ from kedge.middleware.base import BaseMiddleware
 from kedge.planning import RequestPlan, find_running
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Turn
+from kedge.turns.frozen_json import thaw
 
 
 def compact(
@@ -77,7 +78,7 @@ class _CompactMiddleware(BaseMiddleware):
         request = structs.replace(request, params={**self._params(), **request.params})
         means: Any = {"engine": self.engine, "counter": self.counter, "filters": request.filters}
         shorten = partial(compact_turn, compactor=self.compactor, **means)
-        if self._is_long_resend(turn):
+        if self._is_long_resend(turn, request):
             turn, result = await shorten(turn, occasion="resend")
             yield TurnCompacted(result, "resend")
         answered, usage = False, None
@@ -104,10 +105,10 @@ class _CompactMiddleware(BaseMiddleware):
                 turn, result = await shorten(turn, occasion="resend")
                 yield TurnCompacted(result, "resend")
 
-    def _is_long_resend(self, turn: Turn) -> bool:
+    def _is_long_resend(self, turn: Turn, call: Request) -> bool:
         if self.resend_limit is None:
             return False
-        plan = self.plan(turn)
+        plan = self.plan(turn, mode=call.mode, candidates=call.candidates, **thaw(call.params))
         return plan.is_full and self.resend_limit.is_exceeded(plan)
 
     def _params(self) -> Mapping[str, Any]:
