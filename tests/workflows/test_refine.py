@@ -255,4 +255,7 @@ async def test_invalid_arguments_are_rejected(store: Store, scripted: Any, conne
         await refine("Hello", judge=bool, store=store)
     with pytest.raises(InvalidWorkflow, match="not a valid JSON schema"):
         await refine("Hello", judge={"type": "ship"}, store=store, engine=engine)
+    conversation = await Conversation.create(engine, store=store)
+    with pytest.raises(InvalidWorkflow, match="conversation= has its own middleware, tools"):
+        await refine("Hello", judge=bool, conversation=conversation, tools=[str], middleware=[])
     assert await list_workflows(store) == []

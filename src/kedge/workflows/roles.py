@@ -56,6 +56,7 @@ BLOCK_WORKFLOW_KEY = "kedge.workflow"
 """Metadata key of a message of a workflow: its id."""
 ROUND_KEY = "kedge.round"
 _DETERMINED_SETTINGS = frozenset({"model", "id", "title", "tags", "data"})
+_JUDGE_SETTINGS = frozenset({"lease", "price"})
 JUDGE_ROLE = "judge"
 MAX_ATTEMPTS = 3
 """The maximum number of requests to a model judge for an answer of the requested form."""
@@ -302,12 +303,14 @@ class WorkflowRun(msgspec.Struct):
         """Open the lead of a workflow: a caller's conversation, or one in a store.
 
         Raises:
-            InvalidWorkflow: Neither is given, or the id belongs to a workflow of another kind.
+            InvalidWorkflow: Neither is given, or settings beside a conversation; or the id is of another kind.
         """
         if conversation is None:
             if store is None or engine is None:
                 raise InvalidWorkflow("a workflow needs a conversation, or a store and an engine")
             return await self.open_role(role, store, engine, title, lead=True)
+        if unused := sorted(self.settings.keys() - _JUDGE_SETTINGS):
+            raise InvalidWorkflow(f"conversation= has its own {', '.join(unused)}; leave it out")
         row = await conversation.store.conversation(await conversation.require_row())
         if find_notes(row, self.workflow):
             return self._check_role(role, conversation, row)
@@ -321,7 +324,7 @@ class WorkflowRun(msgspec.Struct):
         """Open the chain of a judge that is a model, without tools; return None for any other judge."""
         if not isinstance(judge, ModelJudge):
             return None
-        kept = {name: self.settings[name] for name in ("lease", "price") if name in self.settings}
+        kept = {name: self.settings[name] for name in self.settings.keys() & _JUDGE_SETTINGS}
         title = f"{JUDGE_ROLE}: {subject}"
         return await replace(self, settings=kept).open_role(JUDGE_ROLE, store, judge.engine, title)
 
