@@ -1,5 +1,6 @@
 """``refine``: repeats a request with the judge's critique until the answer passes."""
 
+import math
 from typing import Any, assert_type
 
 import anyio
@@ -7,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from kedge.conversation import Conversation
-from kedge.errors import InvalidWorkflow, WorkflowFailed
+from kedge.errors import InvalidWorkflow, KedgeError, WorkflowFailed
 from kedge.store import Store
 from kedge.turns import user
 from kedge.workflows import (
@@ -87,6 +88,11 @@ async def test_values_of_a_verdict(store: Store, scripted: Any, connected: Any) 
     wrong: Any = lambda answer: None  # noqa: E731
     with pytest.raises(InvalidWorkflow, match="not a NoneType"):
         await refine("Hello", judge=wrong, store=store, engine=engine)
+    place: Any = {"store": store, "engine": engine, "workflow": "w1"}
+    with pytest.raises(KedgeError, match="score: nan is not a JSON number"):
+        await refine("Hello", judge=lambda answer: math.nan, **place)
+    result = await refine("Hello", judge=lambda answer: 1.0, **place)
+    assert [each.stored for each in result.rounds] == [True]
 
 
 class Ship(BaseModel):
