@@ -375,7 +375,8 @@ class Chat(AsyncResource):
 
     def _load_state(self, state: State) -> tuple[ChatState, DiscardedState | None]:
         """Return the state, or a new one with the reason why the given one was discarded."""
-        if not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if hasattr(state, "cr_await") or isinstance(state, Reply | Turn):
+            # Values that only a program can pass: those of a client are discarded.
             raise InvalidSetting(f"a state is bytes, not {describe_type(state)}; pass reply.state")
         data = as_bytes(state)
         if not data:
