@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
+from psutil import Process
 from psycopg import sql
 
 from kedge.store import open_store
@@ -179,6 +180,13 @@ def freeze(pids: list[int]) -> Iterator[None]:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def freeze_server(server: "PostgresServer") -> Iterator[None]:
+    """Stop the process that accepts connections, then its children, also those of connections that are being opened."""
+    with freeze([server.pid]), freeze([each.pid for each in Process(server.pid).children()]):
+        yield
 
 
 @contextmanager

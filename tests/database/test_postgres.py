@@ -24,6 +24,7 @@ from postgresql import (
     PostgresServer,
     create_schema,
     freeze,
+    freeze_server,
     list_client_pids,
     terminate_clients,
 )
@@ -312,6 +313,6 @@ async def test_health_includes_the_store_of_the_page(own_server: PostgresServer)
         async with open_page_server(Settings(), page, "http://127.0.0.1:1") as server:
             health: HealthCheck = server.config.app.state.health  # pyright: ignore[reportFunctionMemberAccess,reportAttributeAccessIssue] - it is our app
             assert await health.run()
-            with freeze([own_server.pid, *list_client_pids(own_server.url)]):
+            with freeze_server(own_server):
                 assert not await health.run()
             assert await health.run()

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from kedge.server.settings import Limits
-from postgresql import PostgresServer, create_schema, freeze, list_client_pids
+from postgresql import PostgresServer, create_schema, freeze, freeze_server, list_client_pids
 from server.test_replicas import Replica, run_replica
 from server.waiting import TIMEOUT, wait_until
 
@@ -42,7 +42,7 @@ def test_a_database_that_does_not_answer_is_reported(
     """While the server is frozen, every route answers 503 and so does the health check; then all work again."""
     response = replica.create("hello")
     assert read_health(replica) == (200, "ok")
-    with freeze([own_server.pid, *list_client_pids(own_server.url)]):
+    with freeze_server(own_server):
         answer = replica.http.get(f"/responses/{response['id']}")
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "database_unavailable"

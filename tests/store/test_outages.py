@@ -7,7 +7,7 @@ operation of the store is compared with the documented limit. ``KEDGE_OUTAGES`` 
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import anyio
@@ -19,7 +19,7 @@ from kedge.database.postgres import MARGIN_SECONDS, PostgresDatabase
 from kedge.errors import HeadConflict, StoreBusy, StoreUnreachable
 from kedge.store import Store, open_store
 from kedge.turns import UserBlock
-from postgresql import PostgresServer, create_schema, freeze, list_client_pids, terminate_clients
+from postgresql import PostgresServer, create_schema, freeze_server, terminate_clients
 from server.waiting import TIMEOUT, wait_until_async
 
 ROUNDS = int(os.environ.get("KEDGE_OUTAGES", "1"))
@@ -128,11 +128,9 @@ def terminate(server: PostgresServer, _: str) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def freeze_server(server: PostgresServer, _: str) -> Iterator[None]:
-    """Stop the processes of all connections, and the one that accepts new ones."""
-    with freeze([server.pid, *list_client_pids(server.url)]):
-        yield
+def stop_answering(server: PostgresServer, _: str) -> AbstractContextManager[None]:
+    """Stop all processes of the server."""
+    return freeze_server(server)
 
 
 @contextmanager
@@ -143,7 +141,7 @@ def lock_tables(_: PostgresServer, url: str) -> Iterator[None]:
         yield
 
 
-FAULTS = [terminate, freeze_server, lock_tables]
+FAULTS = [terminate, stop_answering, lock_tables]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
