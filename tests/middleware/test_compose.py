@@ -29,13 +29,13 @@ from middleware.scripted_engine import ScriptedEngine, add, run_stack
 
 
 def make_tagger(word: str) -> Middleware:
-    """Return a middleware that appends a block before and after the engine."""
+    """Return a middleware that appends a block before and two after the engine."""
 
     def before(turn: Turn) -> Turn:
         return turn.append(user(f"in {word}"))
 
     def after(turn: Turn) -> Turn:
-        return turn.append(user(f"out {word}", origin="mine"))
+        return turn.append(user(f"out {word}", origin="mine"), user(f"after {word}"))
 
     return two_phase(before, after, name=word)
 
@@ -46,9 +46,10 @@ async def test_the_first_middleware_is_the_outermost() -> None:
     stack = with_middleware(engine, make_tagger("outer"), make_tagger("inner"))
     turn = await stack.run(Turn([user("hi")]))
     texts = [block.text for block in turn.blocks]
-    assert texts == ["hi", "in outer", "in inner", "hello", "out inner", "out outer"]
+    outs = ["out inner", "after inner", "out outer", "after outer"]
+    assert texts == ["hi", "in outer", "in inner", "hello", *outs]
     origins = [block.origin for block in turn.blocks]
-    assert origins == ["user", "outer", "inner", "engine", "mine", "mine"]
+    assert origins == ["user", "outer", "inner", "engine", "mine", "inner", "mine", "outer"]
 
 
 @pytest.mark.parametrize("has_leave", [False, True])
