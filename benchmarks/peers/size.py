@@ -8,7 +8,9 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Any
 
 _REPEAT = 5
@@ -31,15 +33,19 @@ def find_requirements(names: tuple[str, ...]) -> set[str]:
     return packages
 
 
+def list_files(name: str) -> Iterator[Path]:
+    """List the files of a package; of one that is installed from its sources, also these."""
+    for entry in distribution(name).files or ():
+        file = Path(str(entry.locate()))
+        yield file
+        if file.suffix == ".pth":
+            yield from Path(file.read_text(encoding="utf-8").strip()).rglob("*")
+
+
 def measure_size(names: set[str]) -> float:
     """Return the megabytes of the files of packages, without compiled caches."""
-    total = 0
-    for name in names:
-        for path in distribution(name).files or ():
-            located = path.locate()
-            if path.suffix != ".pyc" and located.is_file():  # type: ignore[attr-defined]
-                total += located.stat().st_size  # type: ignore[attr-defined]
-    return total / 1e6
+    files = (file for name in names for file in list_files(name))
+    return sum(f.stat().st_size for f in files if f.suffix != ".pyc" and f.is_file()) / 1e6
 
 
 def measure_import(modules: tuple[str, ...]) -> float:
