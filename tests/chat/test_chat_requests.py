@@ -266,3 +266,25 @@ async def test_question_of_a_rejected_answer_is_not_compacted(
     answer = await chat.chat_with_state(None, "What is 2 + 2?", output=int)
     assert (answer.output, len(server.requests)) == (4, 3)
     assert "What is 2 + 2?" in item_texts(server.requests[-1].context)
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_resend_to_a_server_that_forgets_is_compacted(
+    server: TestServer, open_chat: OpenChat, is_stream: bool
+) -> None:
+    """What is known of a server in streams, or with one model, decides whether such a call is limited."""
+    engine = connect(f"responses:{server.base_url}#practice", api_key="one")
+    plain = open_chat(engine)
+    model = {} if is_stream else {"model": "another"}
+    server.faults.set("forget_silently")
+    state = None
+    for n in range(4):
+        async with plain.stream_with_state(state, f"Number {n}.", **model) as stream:
+            _ = [event async for event in stream]
+        state = stream.state
+    server.faults.clear()
+    chat = open_chat(engine, compactor=MessageLimitCompactor(1_000, 4), resend_limit=500)
+    answers = await send_lines(chat, *(f"Number {n}." for n in range(6)))
+    async with chat.stream_with_state(answers[-1].state, "Number 6.", **model) as stream:
+        event = await anext(stream)
+    assert isinstance(event, TurnCompacted)

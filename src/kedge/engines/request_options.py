@@ -492,6 +492,11 @@ class Request(msgspec.Struct, frozen=True):
             params=params, output=schema, filters=ContentFilters(dict.fromkeys(filters)), **given
         )
 
+    def to_options(self) -> dict[str, Any]:
+        """Return the keyword options of this request, with which a dry run plans what it will send."""
+        options = {name: getattr(self, name) for name in OPTION_NAMES | {"output"}}
+        return {**thaw(self.params), **options}
+
     def resolve_params(self, defaults: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the parameters of an engine and of this request, and the members of ``extra_body``.
 
@@ -522,12 +527,17 @@ def _define_tools(tools: OfferedTools) -> tuple[Mapping[str, Any], ...]:
     return (*definitions, *toolbox.frozen_definitions())
 
 
+def _list_candidates(given: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
+    check_type("candidates", Iterable, given)
+    return tuple(given)
+
+
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "mode": validate_mode,
     "resend_limit": to_resend_limit,
     "output_retries": partial(check_count, "output_retries"),
     "tools": _define_tools,
-    "candidates": lambda given: check_type("candidates", Iterable, given) or tuple(given),
+    "candidates": _list_candidates,
     "tap": lambda tap: None if tap is None else check_callback("tap", tap),
     "ephemeral": _join_ephemeral,
 }

@@ -24,7 +24,6 @@ from kedge.middleware.base import BaseMiddleware
 from kedge.planning import RequestPlan, find_running
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Turn
-from kedge.turns.frozen_json import thaw
 
 
 def compact(
@@ -105,10 +104,10 @@ class _CompactMiddleware(BaseMiddleware):
                 turn, result = await shorten(turn, occasion="resend")
                 yield TurnCompacted(result, "resend")
 
-    def _is_long_resend(self, turn: Turn, call: Request) -> bool:
+    def _is_long_resend(self, turn: Turn, request: Request) -> bool:
         if self.resend_limit is None:
             return False
-        plan = self.plan(turn, mode=call.mode, candidates=call.candidates, **thaw(call.params))
+        plan = self.plan(turn, **request.to_options())
         return plan.is_full and self.resend_limit.is_exceeded(plan)
 
     def _params(self) -> Mapping[str, Any]:

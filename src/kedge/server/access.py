@@ -30,8 +30,8 @@ DEFAULT_OUTPUT_TOKENS = 4_096
 """The estimated output of a request that does not limit its output."""
 
 SAFE_SITES = frozenset({b"", b"same-origin", b"none"})
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Values of ``Sec-Fetch-Site`` for requests of programs, of the server's own pages and of the user."""
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 CALLER_KEY = "kedge.caller"
 """The key of a request's scope for the `AccessToken` that it was sent with; None for the administrator.

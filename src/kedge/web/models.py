@@ -48,7 +48,7 @@ class _DefaultModel(BaseMiddleware):
         self._model = model
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        return super().plan(turn, **{"model": self._model, **options})
+        return super().plan(turn, **{**options, "model": options.get("model") or self._model})
 
     def events(self, turn: Turn, request: Request) -> Events:
         return super().events(turn, structs.replace(request, model=request.model or self._model))
