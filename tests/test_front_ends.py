@@ -62,10 +62,13 @@ def present(token: str) -> dict[str, str]:
 
 
 ALL = ("server", "page", "api", "metrics")
+OTHER_HOST = {"host": "evil.example"}
 OTHER_SITE = {"origin": "http://evil.example"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
-    "accepted": ({"hosts": frozenset()}, {}, 200),
-    "other host": ({"hosts": frozenset()}, {"host": "evil.example"}, 403),
+    "accepted": ({}, {}, 200),
+    "other host": ({}, OTHER_HOST, 403),
+    "any host": ({"any_host": True}, OTHER_HOST, 200),
+    "other host and own token": ({"token": "secret"}, {**OTHER_HOST, **present("secret")}, 200),
     "other site": ({}, OTHER_SITE, 403),
     "large headers": ({"header_bytes": 2_000}, {"x-large": "x" * 2_000}, 431),
     "no token": ({"token": "secret"}, {}, 401),

@@ -227,7 +227,7 @@ async def call_url(url: str, **headers: str) -> list[str]:
 async def test_http_needs_loopback_host_or_token(store: Store) -> None:
     """Foreign hosts and origins are rejected, and with a token every request needs it."""
     server = create_mcp_server(StoreTools(store).to_toolbox())
-    async with serve_app(create_http_app(server, AccessPolicy(None, frozenset()))) as url:
+    async with serve_app(create_http_app(server, AccessPolicy(None))) as url:
         assert await call_url(url) == READING
         async with httpx2.AsyncClient() as client:
             compressed = await client.post(url, json={}, headers={"content-encoding": "gzip"})

@@ -249,7 +249,7 @@ def test_a_token_replaces_the_check_of_the_origin(servers: Servers, upgrade: str
     """A request with the token is accepted from any program, also from one that sends an origin."""
     address = f"http://svc:secret@{servers.upstream.address}{servers.base_path}"
     start = "GET /v1/responses HTTP/1.1\r\nHost: any.example"
-    with serve_proxy(address, token="token") as proxy, serve(token="token", hosts=None) as server:
+    with serve_proxy(address, token="token") as proxy, serve(token="token") as server:
         for url, header in ((proxy, "x-kedge-token: "), (server.url, "authorization: Bearer ")):
             text = f"{start}\r\n{CROSS_SITE[-1]}{upgrade}"
             assert send(url, f"{text}\r\n".encode()) == 401

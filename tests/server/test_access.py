@@ -8,11 +8,10 @@ import pytest
 from kedge.security.access_tokens import AccessToken, TokenUse
 from kedge.server.access import (
     AccessPolicy,
-    Credentials,
     check_counts,
     counts_as_request,
 )
-from kedge.server.errors import HOST_NOT_ALLOWED, RATE_LIMITED, TOKENS_LIMITED, ErrorTemplate
+from kedge.server.errors import RATE_LIMITED, TOKENS_LIMITED, ErrorTemplate
 from kedge.store import TokenRegistry, open_store
 
 
@@ -50,14 +49,6 @@ def test_limits_are_reached_by_the_next_request(
     caller = AccessToken("ada", "", frozenset(), requests_per_minute=2, tokens_per_minute=10)
     rejection = check_counts(caller, TokenUse(requests, tokens, 30.0)).rejection
     assert (rejection.error if rejection else None) == error
-
-
-@pytest.mark.parametrize(("token", "error"), [(None, HOST_NOT_ALLOWED), ("secret", None)])
-async def test_any_host_needs_a_token(token: str | None, error: ErrorTemplate | None) -> None:
-    """A page accepts other host names only while a token protects it."""
-    policy = AccessPolicy(token, frozenset(), frees_hosts=True)
-    access = await policy.authorize(make_scope(host="kedge.example"), Credentials(b"secret"))
-    assert (access.rejection.error if access.rejection else None) == error
 
 
 async def test_tokens_without_a_reservation_are_counted() -> None:

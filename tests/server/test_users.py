@@ -96,7 +96,7 @@ def make_users(**settings: Any) -> Iterator[Users]:
     now = [600.0]
     registry = TokenRegistry(store, lambda: now[0])
     settings = {"limits": Limits(shutdown_seconds=0), **settings}
-    with serve(callers=registry, token=ADMIN, hosts=None, **settings) as server:
+    with serve(callers=registry, token=ADMIN, **settings) as server:
         users = Users(server, registry, now, {"admin": ADMIN})
         users.add("alice")
         users.add("bob")

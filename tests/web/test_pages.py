@@ -193,7 +193,7 @@ def test_workflows_are_shown_as_rounds(page: PageServer) -> None:
 
 def test_login_form_sets_session_cookie(tmp_path: Path) -> None:
     """The token gives a session cookie that is valid for the page and its API, but not for the server."""
-    with serve_page(tmp_path, token="a-token", hosts=None) as page:
+    with serve_page(tmp_path, token="a-token") as page:
         client = page.client
         assert client.get("/", follow_redirects=False).headers["location"] == "/login"
         wrong = client.post("/login", data={"token": "no"}, follow_redirects=False)

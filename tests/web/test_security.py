@@ -59,7 +59,7 @@ def test_every_response_has_security_headers() -> None:
 
 def test_loopback_page_accepts_loopback_hosts_only() -> None:
     """Another host name that resolves to 127.0.0.1 is rejected, which prevents DNS rebinding."""
-    page = open_page(hosts=frozenset())
+    page = open_page()
     for host in ("127.0.0.1:8484", "localhost", "[::1]:8484", "127.0.0.2"):
         assert page.get("/", headers={"host": host}).status_code == 200
     for host in ("rebound.example:8484", "127.0.0.1.evil.example", ""):
@@ -68,7 +68,7 @@ def test_loopback_page_accepts_loopback_hosts_only() -> None:
 
 def test_write_must_come_from_page() -> None:
     """A write needs the page's own origin, or no origin headers, as from a program; links can be followed."""
-    page = open_page(hosts=frozenset())
+    page = open_page()
     same_site = {"origin": BASE_URL.upper(), "sec-fetch-site": "Same-Origin"}
     own: list[dict[str, str]] = [{}, {"origin": BASE_URL}, same_site, {"sec-fetch-site": "none"}]
     origins = ("https://evil.example", "null", "http://127.0.0.1:9999")

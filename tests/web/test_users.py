@@ -70,7 +70,7 @@ class UserPage:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UserPage]:
     """Yield a page with the users alice and bob."""
     folder = tmp_path_factory.mktemp("users")
-    settings = Settings(token=ADMIN, hosts=None, db=str(folder / "server.db"))
+    settings = Settings(token=ADMIN, db=str(folder / "server.db"))
     page = PageServer(settings, PageSettings(f"sqlite:///{folder / 'store.db'}"))
     page.start()
     users = UserPage(page)

@@ -98,7 +98,6 @@ def _build_settings(
         retention=options.pop("retention_days") * DAY,
         **load_model_settings(*(options.pop(name) for name in ("model", "models", "pace"))),
         limits=Limits(body_bytes=int(options.pop("max_body_mb") * MEGABYTE)),
-        hosts=frozenset() if local and not is_protected else None,
         faults=Faults(faults) if faults else None,
         unknown_parameters=unknown_parameters or None,
         **options,
@@ -303,7 +302,7 @@ def mcp_command(
             if not http:
                 await serve_stdio(server)
                 return
-            policy = AccessPolicy(token or None, None if token else frozenset())
+            policy = AccessPolicy(token or None)
             app = create_http_app(server, policy)
             with bind(host, port) as listener:
                 url = f"{bound_url(listener)}/mcp"

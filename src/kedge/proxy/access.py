@@ -230,8 +230,7 @@ def create_policy(
         registry: The named tokens that are accepted as well, or None.
         any_host: Accept any `Host` header while no token is needed.
     """
-    hosts = None if any_host else frozenset[str]()
-    return access.AccessPolicy(token or None, hosts, registry, MAX_HEADER_BYTES, frees_hosts=True)
+    return access.AccessPolicy(token or None, any_host, registry, MAX_HEADER_BYTES)
 
 
 def build_rejection(rejection: access.Rejection, scope: Scope) -> Response:

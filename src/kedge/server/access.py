@@ -127,17 +127,15 @@ class AccessPolicy:
 
     Args:
         token: The server's own token, which is that of the administrator, or None.
-        hosts: The host names that are accepted besides loopback addresses, or None for any.
+        any_host: Whether any host name is accepted while no token is needed, and not only loopback names.
         registry: Named tokens that are accepted as well, or None.
         header_bytes: The maximum size of all headers.
-        frees_hosts: Whether any host name is accepted while a token is needed.
     """
 
     token: str | None = None
-    hosts: frozenset[str] | None = None
+    any_host: bool = False
     registry: CallerRegistry | None = None
     header_bytes: int = 32 * 1024
-    frees_hosts: bool = False
 
     def __post_init__(self) -> None:
         """Reject a token that no client could send, such as one with the line break of its file."""
@@ -158,15 +156,12 @@ class AccessPolicy:
         if sum(map(len, chain.from_iterable(scope["headers"]))) > self.header_bytes:
             too_large = Rejection(errors.HEADERS_TOO_LARGE, values={"most": self.header_bytes})
             return Access(rejection=too_large)
-        host = parse_host_name(read_header(scope, b"host"))
-        is_allowed_host = self.hosts is None or host in self.hosts or is_loopback(host.strip("[]"))
-        if not is_allowed_host and not self.frees_hosts:
-            return Access(rejection=Rejection(errors.HOST_NOT_ALLOWED))
         try:
             needs_token = self.token is not None or (
                 self.registry is not None and await self.registry.is_required()
             )
-            if not is_allowed_host and not needs_token:
+            host = parse_host_name(read_header(scope, b"host"))
+            if not (needs_token or self.any_host or is_loopback(host.strip("[]"))):
                 return Access(rejection=Rejection(errors.HOST_NOT_ALLOWED))
             checks_origin = presented.checks_origin
             if (not needs_token if checks_origin is None else checks_origin) and not is_same_origin(

@@ -79,7 +79,7 @@ class Settings:
         default: Which of ``models`` is used for all other names; without it they are rejected.
         limits: Limits for requests, connections and memory.
         purge_every: Seconds between two deletions of expired responses.
-        hosts: The host names that are accepted besides loopback addresses, or None for any.
+        any_host: Whether any host name is accepted while no token is needed, and not only loopback names.
         clock: Returns Unix time. A server on PostgreSQL uses the time of the database, plus the difference
             of this function from ``time.time``.
         faults: Faults to inject, or None for a server without fault injection.
@@ -108,7 +108,7 @@ class Settings:
     default: str | None = None
     limits: Limits = field(default_factory=Limits)
     purge_every: float = 3600.0
-    hosts: frozenset[str] | None = frozenset()
+    any_host: bool = False
     clock: Callable[[], float] = time.time
     faults: "Faults | None" = None
     unknown_parameters: Literal["ignore", "reject"] | None = None

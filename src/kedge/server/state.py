@@ -57,7 +57,7 @@ class ServerState:
         self.settings = settings
         self._caller: AccessToken | None = None
         self.access = AccessPolicy(
-            settings.token, settings.hosts, settings.callers, settings.limits.header_bytes
+            settings.token, settings.any_host, settings.callers, settings.limits.header_bytes
         )
         self._views: dict[str, ServerState] = {}
         self.model = settings.model

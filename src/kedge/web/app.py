@@ -155,7 +155,7 @@ async def open_page_server(
         stack.push_async_callback(services.aclose)
         await service.deletions.resume(store, models)
         most = settings.limits.header_bytes
-        auth = security.PageAuth(settings.token, settings.hosts, tokens, most)
+        auth = security.PageAuth(settings.token, settings.any_host, tokens, most)
         recorder = ServerRequests(store, f"{url}/v1")
         recording = asyncio.create_task(recorder.run())
         stack.push_async_callback(lambda: recording)

@@ -159,7 +159,9 @@ def test_request_is_rejected_with_any_status(
 
 async def test_faults_apply_on_loopback_only() -> None:
     """A server that other machines reach by another address has no faults there."""
-    transport = httpx.ASGITransport(create_app(Settings(faults=Faults(["status=418"]), hosts=None)))
+    transport = httpx.ASGITransport(
+        create_app(Settings(faults=Faults(["status=418"]), any_host=True))
+    )
     for host, status in (("127.0.0.1", 418), ("192.0.2.1", 200)):
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
             answer = await client.post("/v1/responses", json={**STREAM_REQUEST, "stream": False})

@@ -257,7 +257,7 @@ def test_login_form_accepts_token(
     browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The token is entered once and stored in a cookie that scripts cannot read; a lost session is reported."""
-    with serve_page(tmp_path_factory.mktemp("door"), token="open-sesame", hosts=None) as page:
+    with serve_page(tmp_path_factory.mktemp("door"), token="open-sesame") as page:
         context = browser.new_context()
         watched = WatchedTab(context, page.url)
         tab = watched.open("/dashboard")
