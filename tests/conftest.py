@@ -152,7 +152,6 @@ SHARED_RESOURCES = {
     "tests/server/test_sdk_objects.py": "anthropic",
     "tests/server/test_sdk_schema.py": "anthropic",
     "tests/server/test_unknown_parameters.py": "anthropic",
-    "tests/test_glossary.py": "source",
     "tests/test_optional_packages.py": "source",
     "tests/test_private_names.py": "source",
     "tests/test_repository.py": "source",

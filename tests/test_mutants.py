@@ -1,24 +1,10 @@
-"""Tests of the list of mutants: it fits the source, and the runner tells caught ones from survivors."""
+"""Tests of the list of mutants: the runner tells caught ones from survivors."""
 
-import ast
 from pathlib import Path
 
 import pytest
 
-from mutants import ROOT, Mutant, read_mutants, run_mutant
-
-
-def test_every_mutant_changes_the_source_once() -> None:
-    """The old text of each mutant occurs exactly once, the changed source is valid, and its tests exist."""
-    mutants = list(read_mutants())
-    assert len(mutants) > 150
-    for mutant in mutants:
-        source = (ROOT / mutant.file).read_text(encoding="utf-8")
-        assert source.count(mutant.old) == 1, (
-            f"not once in the source, so change mutants.toml: {mutant}"
-        )
-        ast.parse(mutant.apply(source))
-        assert [name for name in mutant.tests if not (ROOT / name).exists()] == []
+from mutants import Mutant, run_mutant
 
 
 def test_a_survivor_is_told_from_a_caught_mutant(

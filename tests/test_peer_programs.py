@@ -5,8 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks.peers import programs
-from benchmarks.peers.programs import EXPECTED, PAGE, TITLES, check_program, get_path
+from benchmarks.peers.programs import EXPECTED, TITLES, check_program, get_path
 
 from forked import run_forked
 from kedge.testing import serve
@@ -35,8 +34,3 @@ def test_program_prints_what_is_expected(tmp_path: Path) -> None:
     printed = json.loads(done.stdout)
     wrong = [name for name in names if not re.fullmatch(EXPECTED[name], printed[name].strip())]
     assert wrong == [], printed
-
-
-def test_page_has_the_counted_lines() -> None:
-    """The table of the documentation has the lines of the programs as they are."""
-    assert programs.format_table() in PAGE.read_text(encoding="utf-8")

@@ -40,13 +40,6 @@ def test_the_site_contains_every_page() -> None:
     assert sorted(names) == sorted(pages)
 
 
-def test_warnings_of_the_site_are_errors() -> None:
-    """The site is built in strict mode without ``--quiet``, which would hide warnings from it."""
-    assert re.search(r"^strict: true$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    (build,) = re.findall(r"^\t.*mkdocs.* build.*$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert "quiet" not in build
-
-
 def test_every_public_package_has_a_reference_page() -> None:
     """The API reference covers every package that exports names, and the errors."""
     exporting = [
@@ -57,15 +50,6 @@ def test_every_public_package_has_a_reference_page() -> None:
     ]
     pages = {path.stem for path in (ROOT / "docs" / "reference").glob("*.md")}
     assert sorted(pages - {"errors"}) == sorted(exporting)
-
-
-def test_every_make_command_is_described() -> None:
-    """CONTRIBUTING.md lists the commands of the Makefile, except the parts of ``make test`` and ``make check``."""
-    (names,) = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    listed = re.findall(
-        r"^    make ([\w-]+) ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
-    )
-    assert sorted(listed) == sorted(set(names.split()) - {"suite", "style", "types"})
 
 
 def test_named_test_files_exist() -> None:

@@ -1,6 +1,5 @@
 """Tests that run the examples and check their output."""
 
-import ast
 import io
 import re
 import runpy
@@ -15,7 +14,6 @@ from kedge.event_loops import run_sync
 from kedge.testing import TestServer, serve
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-COMPARISON = EXAMPLES.parent / "docs" / "guides" / "migrate-pydantic-ai.md"
 
 
 @pytest.fixture
@@ -77,38 +75,6 @@ def test_streaming_fastapi_streams_chained_answers(server: TestServer) -> None:
     assert "Ada" not in other
     assert server.requests[1].body["previous_response_id"] == server.requests[0].response_id
     assert all(request.body["stream"] for request in server.requests)
-
-
-def count_code_lines(source: str) -> int:
-    """Return the number of lines without comments, docstrings and blank lines."""
-    docstrings: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str())):
-                docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-            case _:
-                pass
-    lines = enumerate(source.splitlines(), 1)
-    return sum(
-        bool(line.strip()) and not line.lstrip().startswith("#") and number not in docstrings
-        for number, line in lines
-    )
-
-
-def test_examples_are_as_short_as_with_pydantic_ai() -> None:
-    """The line counts in the comparison are correct, and no line is longer than 100 characters."""
-    page = COMPARISON.read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+\.py)` \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
-    others = dict(re.findall(r"^`(\w+\.py)`:\n\n```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
-    assert len(rows) == len(others) == 6
-    for name, ours, theirs in rows:
-        source = (EXAMPLES / name).read_text(encoding="utf-8")
-        assert (count_code_lines(source), count_code_lines(others[name])) == (
-            int(ours),
-            int(theirs),
-        )
-        assert int(ours) <= int(theirs)
-        assert max(map(len, (source + others[name]).splitlines())) <= 100
 
 
 def test_state_stays_bounded_over_200_turns() -> None:

@@ -87,16 +87,6 @@ def test_finished_shards_add_up() -> None:
     assert len({shard["shard"] for shard in finished}) == len(finished)
 
 
-def test_the_readme_states_the_sum_of_the_shards() -> None:
-    """The number of requests in the README is that of the finished shards."""
-    counts = shards.sum_shards(shards.read_shards(shards.FILE))
-    readme = (shards.FILE.parents[2] / "README.md").read_text(encoding="utf-8")
-    (row,) = [line for line in readme.splitlines() if line.startswith("| edited requests ")]
-    assert f"{counts['requests']:,} requests" in row
-    assert f"{counts['accepted']:,} answers" in row
-    assert f"{counts['sent bytes'] / counts['full bytes']:.2f} of the bytes" in row
-
-
 @pytest.fixture
 def run_numbers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Replace shards by ones of 100 requests, of which the second has a problem, and list those that run."""

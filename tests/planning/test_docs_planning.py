@@ -1,13 +1,10 @@
 """The page on the invariants lists the reasons and modes of the code."""
 
 import re
-import tracemalloc
 from pathlib import Path
 
 from kedge.planning import REASONS
 from kedge.planning.anchors import MODES
-from kedge.planning.digests import get_prefix_index
-from kedge.turns import Turn, user
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "concepts" / "invariant.md").read_text(encoding="utf-8")
@@ -34,16 +31,3 @@ def test_troubleshooting_explains_the_reasons_as_plans_do() -> None:
 def test_documented_modes_match_the_code() -> None:
     """The table of modes lists the modes of the code, in order."""
     assert first_cells("Modes") == list(MODES)
-
-
-def test_documented_memory_of_digests_is_measured() -> None:
-    """The memory of the digests of a block is as stated, with a tolerance for other versions of Python."""
-    turn = Turn([user(f"message {number}") for number in range(5_000)])
-    tracemalloc.start()
-    try:
-        get_prefix_index(turn).digest(len(turn))
-        measured = tracemalloc.get_traced_memory()[0] / len(turn)
-    finally:
-        tracemalloc.stop()
-    [stated] = re.findall(r"digests take (\d+) bytes of memory", PAGE)
-    assert 0.7 * int(stated) < measured < 1.3 * int(stated)
