@@ -1,5 +1,6 @@
 """Test loading several models from a file, and the errors for an invalid file."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +12,8 @@ from openai import OpenAI
 
 from backends.conftest import open_client
 from for_each import for_each
-from kedge.backends import Models, load_models
-from kedge.errors import CannotConnect, InvalidSetting
+from kedge.backends import Models, load_models, open_model
+from kedge.errors import CannotConnect, InvalidScript, InvalidSetting
 from kedge.testing import TestServer, serve
 
 
@@ -95,6 +96,16 @@ def test_an_error_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     assert "\n" not in str(exc_info.value)
     with pytest.raises(InvalidSetting, match="cannot read"):
         load_models(tmp_path / "nowhere.toml")
+
+
+def test_only_a_regular_file_of_models_is_read(tmp_path: Path) -> None:
+    """Named pipes as the file of models or of a script are reported instead of waited for."""
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    with pytest.raises(InvalidSetting, match="it is not a regular file"):
+        load_models(pipe)
+    with pytest.raises(InvalidScript, match="it is not a regular file"):
+        open_model(f"script:{pipe}")
 
 
 def test_key_is_read_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,8 @@ def test_batches_prepare_a_database_at_the_same_time(
 
     with ThreadPoolExecutor(PREPARATIONS) as pool:
         list(pool.map(prepare, range(PREPARATIONS)))
+    modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.glob("x.db.dbos*")}
+    assert set(modes.values()) == ({0o600} if is_sqlite else set())  # it has the prompts
 
 
 def test_preparation_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,6 +312,22 @@ def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     assert read_lines(file) == [BatchLine("a", ("Hi",))]
 
 
+def test_results_are_private(tmp_path: Path) -> None:
+    """Only the owner can read the answers; an existing file keeps its permissions."""
+    file = tmp_path / "out.jsonl"
+    old = os.umask(0)
+    try:
+        with ResultsFile(file) as results:
+            results.append(LineResult("a", "completed"))
+    finally:
+        os.umask(old)
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o640)
+    with ResultsFile(file) as results:
+        results.append(LineResult("b", "completed"))
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
 def test_full_disk_is_reported_with_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A full disk is reported, and the file is usable when there is space again."""
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -333,6 +334,24 @@ def test_failed_export_retains_the_last_one(
     assert file.read_text() == "the last backup"
     assert [each.name for each in tmp_path.glob("out.*")] == ["out.jsonl"]
     assert run_json("export", "--out", str(file))["conversations"] == 2
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.usefixtures("server")
+def test_an_export_is_private_and_follows_no_planted_link(tmp_path: Path) -> None:
+    """Only the owner can read a new export, and a link with the name of a temporary file is not followed."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in ("out.jsonl.part", ".out.jsonl.part", "out.jsonl.tmp"):
+        (tmp_path / name).symlink_to(victim)
+    file = tmp_path / "out.jsonl"
+    old = os.umask(0)
+    try:
+        assert run_json("export", "--out", str(file))["conversations"] == 2
+    finally:
+        os.umask(old)
+    assert victim.read_text() == "precious"
+    assert not file.is_symlink()
     assert file.stat().st_mode & 0o777 == 0o600
 
 

@@ -123,7 +123,15 @@ def test_invalid_configuration_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_
     result, checks = run_doctor()
     assert result.exit_code == 1
     assert "line 1" in checks["config"]["found"]
-    assert checks["config"]["advice"]
+    assert checks["config"]["advice"].startswith("Fix that line, or remove")
+    monkeypatch.setenv("KEDGE_CONFIG", "/dev/zero")
+    result, checks = run_doctor()
+    assert result.exit_code == 1
+    assert "it is not a regular file" in checks["config"]["found"]
+    assert checks["config"]["advice"] == (
+        "Set KEDGE_CONFIG to the path of a regular file, or unset it."
+    )
+    monkeypatch.setenv("KEDGE_CONFIG", str(file))
     file.write_text("")
     monkeypatch.setenv("KEDGE_SERVE_PORT", "many")
     _, checks = run_doctor()

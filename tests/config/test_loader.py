@@ -1,5 +1,6 @@
 """Tests of the sources of a setting: flag, environment, file and default."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -99,11 +100,27 @@ def test_unreadable_file_is_reported(file: Path) -> None:
     with pytest.raises(InvalidSetting, match="not UTF-8"):
         load_config()
     file.write_text("#" * 2**21)
-    with pytest.raises(InvalidSetting, match="has more than 1,000,000 characters"):
+    with pytest.raises(InvalidSetting, match="cannot be read: it has more than 1,000,000 bytes"):
         load_config()
     file.unlink()
     file.mkdir()
-    with pytest.raises(InvalidSetting, match="cannot be read"):
+    with pytest.raises(InvalidSetting, match="cannot be read: Is a directory"):
+        load_config()
+
+
+def test_only_a_regular_file_is_read(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A named pipe, whose writer would be waited for, and a device are reported; a link to a file is followed."""
+    file.rename(tmp_path / "real.toml")
+    file.symlink_to("real.toml")
+    assert load_config()["serve.port"] == 9000
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(InvalidSetting, match=r"config\.toml cannot be read: it is not a"):
+        load_config()
+    monkeypatch.setenv("KEDGE_CONFIG", "/dev/zero")
+    with pytest.raises(InvalidSetting, match="/dev/zero cannot be read: it is not a regular file"):
         load_config()
 
 

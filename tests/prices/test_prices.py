@@ -1,5 +1,6 @@
 """Tests of prices: known models have a cost, unknown models have none."""
 
+import os
 from datetime import date
 from pathlib import Path
 
@@ -75,6 +76,13 @@ def test_a_custom_file_is_used_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert cost(MILLION, "openai", "gpt-5.1") == pytest.approx(1.0)
     assert cost(MILLION, "ollama", "llama3.2:3b") == pytest.approx(0.7)
     assert cost(MILLION, "openai", "gpt-5") == pytest.approx(1.8)
+
+
+def test_only_a_regular_file_of_prices_is_read(tmp_path: Path) -> None:
+    """A named pipe is reported instead of waited for."""
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(InvalidSetting, match="cannot be read: it is not a regular file"):
+        load_prices(tmp_path / "pipe.toml")
 
 
 def test_a_price_applies_from_its_date(tmp_path: Path) -> None:

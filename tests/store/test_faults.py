@@ -256,6 +256,22 @@ async def test_new_file_is_private(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o600}
 
 
+async def test_new_file_behind_a_link_is_private(tmp_path: Path) -> None:
+    """The store behind a link to a file that does not exist is as private as any other."""
+    target = tmp_path / "disk" / "store.db"
+    await anyio.Path(target.parent).mkdir()
+    await anyio.Path(tmp_path / "link.db").symlink_to(target)
+    old = os.umask(0)
+    try:
+        async with open_store(tmp_path / "link.db") as store:
+            await store.create("mine")
+            modes = {each.name: each.stat().st_mode & 0o777 for each in os.scandir(target.parent)}
+    finally:
+        os.umask(old)
+    assert modes["store.db"] == 0o600
+    assert set(modes.values()) == {0o600}
+
+
 async def test_deletion_is_complete_although_the_files_cannot_be_written(tmp_path: Path) -> None:
     """An error of what follows a deletion says that it was deleted, and what to do."""
     async with open_store(f"sqlite:///{tmp_path}/full.db") as store:

@@ -25,6 +25,7 @@ from kedge.backends.engine_model import DEFAULT_WINDOW, EngineModel
 from kedge.errors import CannotConnect, InvalidSetting, find_similar
 from kedge.practice import Script
 from kedge.providers import connect
+from kedge.security.files import MAX_SETTINGS_BYTES, read_regular_file
 from kedge.server.models import Model, PracticeModel
 from kedge.turns.frozen_json import wrap_copy
 
@@ -143,7 +144,7 @@ def load_models(path: str | Path) -> Models:
     """
     where = Path(path).name
     try:
-        form = tomllib.loads(Path(path).read_text("utf-8"))
+        form = tomllib.loads(read_regular_file(path, MAX_SETTINGS_BYTES).decode("utf-8"))
     except OSError as error:
         raise InvalidSetting(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

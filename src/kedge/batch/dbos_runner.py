@@ -26,6 +26,7 @@ from kedge.batch.files import BatchLine, LineResult
 from kedge.batch.run import BatchJob
 from kedge.errors import BatchFailed, InvalidBatch, describe_extra
 from kedge.observe import get_logger
+from kedge.security.files import ensure_private_file
 
 if TYPE_CHECKING:
     from dbos import DBOSClient, WorkflowStatus
@@ -138,12 +139,15 @@ def _lock_preparation(url: str) -> Generator[None]:
     if not url.startswith("sqlite"):
         yield
         return
-    path = f"{url.partition('///')[2].partition('?')[0]}-lock"
+    database = url.partition("///")[2].partition("?")[0]
+    path = f"{database}-lock"
     with ExitStack() as stack:
         try:
+            for file in (path, database):  # which DBOS would create with the mode of the umask
+                ensure_private_file(file)
             lock = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)
             stack.enter_context(closing(lock)).execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
+        except (OSError, sqlite3.OperationalError) as error:
             raise BatchFailed(f"{path} cannot be locked ({error}); run the batch again") from None
         yield
 

@@ -26,6 +26,7 @@ import msgspec
 
 from kedge.engines import to_output_schema
 from kedge.errors import InvalidBatch, InvalidJSON, InvalidSetting
+from kedge.security.files import ensure_private_file
 from kedge.store import RequestRecord
 from kedge.text.json_text import escape_surrogates
 from kedge.turns.frozen_json import EMPTY, FrozenMap, freeze_map, thaw
@@ -267,7 +268,7 @@ class ResultsFile:
             if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
                 raise InvalidBatch(f"{self.path} is not a regular file; choose another with --out")
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.touch()
+            ensure_private_file(self.path)
             _, complete = self._read()  # rejects a file of another program before it is changed
             self._file = self.path.open("ab+")
             self._file.truncate(complete)

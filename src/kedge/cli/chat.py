@@ -5,6 +5,7 @@ with a full request. On a terminal, and with ``--conversation``, the conversatio
 """
 
 import mimetypes
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,6 +26,7 @@ from kedge.cli.chat_tools import mcp_option
 from kedge.cli.store_options import MODEL_HELP, complete_names, duration_option, store_option
 from kedge.config import data_dir
 from kedge.errors import InvalidTurn
+from kedge.security.files import ensure_private_file
 
 if TYPE_CHECKING:
     import asyncio
@@ -259,7 +261,8 @@ def _open_history() -> "History":
     path = history_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.touch(mode=0o600)
+        ensure_private_file(path)
     except OSError:
         return InMemoryHistory()
-    return PrivateHistory(str(path))
+    is_usable = os.access(path, os.R_OK | os.W_OK)
+    return PrivateHistory(str(path)) if is_usable else InMemoryHistory()

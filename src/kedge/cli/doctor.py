@@ -36,6 +36,7 @@ from kedge.cli.base import (
     wrap_text,
 )
 from kedge.config import (
+    CONFIG_ENV,
     SETTINGS,
     Config,
     config_path,
@@ -128,9 +129,18 @@ def check_config() -> tuple[Config, list[Check]]:
         config = get_config()
     except CommandError as failure:
         path = config_path()
-        advice = f"Fix that line, or remove {path}."
-        return Config(path, {}, os.environ), [Check("config", "wrong", failure.message, advice)]
+        check = Check("config", "wrong", failure.message, _advise_about_file(path))
+        return Config(path, {}, os.environ), [check]
     return config, [_check_file(config), *_check_environment(config)]
+
+
+def _advise_about_file(path: Path) -> str:
+    """Return what to do about a configuration file that cannot be used."""
+    if path.is_file():
+        return f"Fix that line, or remove {path}."
+    if read_variable(CONFIG_ENV):
+        return f"Set {CONFIG_ENV} to the path of a regular file, or unset it."
+    return f"Remove {path}, or replace it by a file."
 
 
 def _check_file(config: Config) -> Check:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, cast
 
 import click
@@ -32,6 +33,7 @@ from kedge.engines import ResponsesEngine
 from kedge.errors import InvalidTurn, KedgeError
 from kedge.memory.object_claims import UnusedObject
 from kedge.providers import connect
+from kedge.security.files import create_private_file
 from kedge.store import ConversationRow, Damage, Store
 from kedge.text.display import escape_json, format_size, pluralize, sanitize_text
 from kedge.text.json_text import decode
@@ -90,9 +92,10 @@ def _write_file(path: Path, content: bytes) -> None:
         path.write_bytes(content)
         return
     target = path.resolve()
-    part = target.with_name(f"{target.name}.part")
+    # Another user may know the name of the file, and plant a link with the name of the temporary one.
+    part = target.with_name(f"{target.name}.{token_hex(8)}.part")
     try:
-        with part.open("wb") as file:
+        with create_private_file(part) as file:
             if target.exists():
                 shutil.copymode(target, part)
             file.write(content)

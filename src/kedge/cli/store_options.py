@@ -20,6 +20,7 @@ import click
 from kedge.cli.base import default_option, echo_note, get_config, get_setting, setting_option
 from kedge.config import data_dir, load_config, mask_url, store_file, store_url
 from kedge.errors import KedgeError, NotInStore, UnconfirmedReference
+from kedge.security.files import ensure_private_file
 from kedge.text.display import sanitize_text
 
 if TYPE_CHECKING:
@@ -341,7 +342,7 @@ def remember(references: Iterable[str]) -> None:
     path = confirmations_file()
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.touch(mode=0o600)
+        ensure_private_file(path)
         with path.open("a", encoding="utf-8") as file:
             # The first line break ends a line that was cut off.
             file.write("".join(f"\n{json.dumps(each)}" for each in sorted(new)) + "\n")

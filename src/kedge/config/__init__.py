@@ -19,10 +19,10 @@ from kedge.config.settings import OTHER_VARIABLES, Scalar, format_value
 from kedge.config.settings import SETTINGS as SETTINGS
 from kedge.config.settings import Setting as Setting
 from kedge.errors import CannotOpenStore, InvalidSetting
+from kedge.security.files import MAX_SETTINGS_BYTES, read_regular_file
 
 CONFIG_ENV = "KEDGE_CONFIG"
 """The environment variable with the path of the configuration file."""
-_MAX_LENGTH = 1_000_000
 
 
 def data_dir() -> Path:
@@ -122,8 +122,7 @@ def read_config_file(path: Path, *, required: bool = False) -> Mapping[str, Scal
     import tomllib
 
     try:
-        with path.open(encoding="utf-8") as opened:  # a device, for example, may have no end
-            text = opened.read(_MAX_LENGTH + 1)
+        text = read_regular_file(path, MAX_SETTINGS_BYTES).decode("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if required:
             raise InvalidSetting(f"{path}, named by {CONFIG_ENV}, does not exist") from None
@@ -131,8 +130,6 @@ def read_config_file(path: Path, *, required: bool = False) -> Mapping[str, Scal
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise InvalidSetting(f"{path} cannot be read: {reason}") from error
-    if len(text) > _MAX_LENGTH:
-        raise InvalidSetting(f"{path} has more than {_MAX_LENGTH:,} characters")
     try:
         parsed = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

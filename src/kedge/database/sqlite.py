@@ -36,6 +36,7 @@ from kedge.errors import (
     StoreFull,
     StoreReadOnly,
 )
+from kedge.security.files import ensure_private_file
 
 T = TypeVar("T")
 
@@ -257,7 +258,7 @@ class SQLiteDatabase(Database):
             self._connections.append(connection)
             return connection
 
-        is_new = not (self._read_only or self.path == MEMORY) and create_private_file(self.path)
+        is_new = not (self._read_only or self.path == MEMORY) and create_file(self.path)
         try:
             return connect()
         except sqlite3.OperationalError as error:
@@ -345,21 +346,16 @@ def empty_journal(connection: sqlite3.Connection) -> bool:
     return not is_busy
 
 
-def create_private_file(path: str) -> bool:
-    """Create the file so that only its owner can read it; SQLite's other files get the same mode.
-
-    An existing file is not opened, because closing it would release every lock of this process on it.
+def create_file(path: str) -> bool:
+    """Create the file of a database; SQLite's other files get the same mode.
 
     Returns:
         Whether the file did not exist.
     """
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except FileExistsError:
-        return False
+        return ensure_private_file(path)
     except OSError:  # SQLite reports it with more detail
         return not os.access(path, os.F_OK)
-    return True
 
 
 def _has_journal(path: str) -> bool:

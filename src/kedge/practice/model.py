@@ -33,6 +33,7 @@ from kedge.practice.context import (
 )
 from kedge.practice.schema_sample import sample_value
 from kedge.practice.sentence_values import SentenceValues
+from kedge.security.files import read_regular_file
 
 
 def format_result(utterance: Utterance, result: TextResult) -> str:
@@ -167,6 +168,8 @@ def _replace_surrogates(text: str) -> str:
 
 
 MAX_PACE = 60.0
+MAX_SCRIPT_BYTES = 16 << 20
+"""The maximum size of a file with a script."""
 
 
 class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -264,7 +267,7 @@ class Script(msgspec.Struct, frozen=True):
         """
         path = Path(path)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_regular_file(path, MAX_SCRIPT_BYTES).decode("utf-8")
             data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
         except OSError as error:
             raise InvalidScript(str(path), f"cannot be read: {error.strerror}") from error

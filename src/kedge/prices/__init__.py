@@ -21,6 +21,7 @@ from msgspec import structs
 
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
+from kedge.security.files import MAX_SETTINGS_BYTES, read_regular_file
 
 __all__ = ["Price", "Prices", "cache_savings", "cost", "current_prices", "load_prices", "sum_costs"]
 
@@ -67,7 +68,9 @@ _KEYS = ("provider", "model", *_AMOUNTS, "above", "since")
 def parse_prices(text: str | None, source: str) -> "Prices":
     """Parse prices from a text, or from the file ``source`` if there is no text."""
     try:
-        data = tomllib.loads(Path(source).read_text("utf-8") if text is None else text)
+        if text is None:
+            text = read_regular_file(source, MAX_SETTINGS_BYTES).decode("utf-8")
+        data = tomllib.loads(text)
     except OSError as error:
         raise InvalidSetting(f"{source} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -116,6 +116,18 @@ def test_the_purge_runs_at_the_start(tmp_path: Path, running: RunServer) -> None
     assert SECRET.encode() not in read_files(db)
 
 
+def test_the_file_behind_a_link_is_private(tmp_path: Path, running: RunServer) -> None:
+    """The database behind a link to a file that does not exist is as private as any other."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    (tmp_path / "link.db").symlink_to(folder / "server.db")
+    with running(db=str(tmp_path / "link.db")) as (_, client):
+        ask(client, SECRET)
+        modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert modes["server.db"] == 0o600
+    assert set(modes.values()) == {0o600}
+
+
 def test_a_file_whose_name_is_like_a_uri_is_that_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

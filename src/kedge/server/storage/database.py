@@ -280,7 +280,7 @@ def _prepare_path(path: str) -> str:
         return path
     file = Path(path).expanduser()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    sqlite.create_private_file(str(file))
+    sqlite.create_file(str(file))
     return file.absolute().as_uri()
 
 
