@@ -53,8 +53,8 @@ async def main() -> None:
             answer = await chat.chat_with_state(state, text)
             state = answer.state
             print(f"> {text}\n{answer.text}")
-            if answer.compaction:
-                print(f"({answer.compaction})")
+            for compaction in answer.compactions:
+                print(f"({compaction})")
 
 
 if __name__ == "__main__":

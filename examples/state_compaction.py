@@ -27,9 +27,9 @@ async def run_chat(turns: int) -> tuple[list[int], int, int]:
             state = answer.state
             sizes.append(len(state))
             full += answer.plan is None or answer.plan.is_full
-            if answer.compaction and answer.compaction.changed:
-                cuts += 1
-                print(f"turn {number}: {answer.compaction}")
+            for compaction in answer.compactions:
+                cuts += compaction.changed
+                print(f"turn {number}: {compaction}")
     return sizes, cuts, full
 
 

@@ -24,8 +24,8 @@ async def main() -> None:
         for number, ship in enumerate(SHIPS):
             answer = await chat.chat_with_state(state, f"Ship number {number} is the {ship}.")
             state = answer.state
-            if answer.compaction:
-                print(answer.compaction)
+            for compaction in answer.compactions:
+                print(compaction)
         answer = await chat.chat_with_state(state, "Do you remember Argo?")
         print(answer.text)
         print([block.kind for block in answer.turn], is_summary(answer.turn.blocks[0]))

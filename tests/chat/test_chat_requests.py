@@ -41,7 +41,7 @@ async def test_compaction_starts_a_new_chain(server: TestServer, open_chat: Open
     """The compacted history is sent once in full, and later requests chain on it."""
     chat = open_chat(compactor=MessageLimitCompactor(6, target_messages=2))
     answers = await send_lines(chat, *(f"Number {n}." for n in range(8)))
-    compacted = [n for n, answer in enumerate(answers) if answer.compaction]
+    compacted = [n for n, answer in enumerate(answers) if answer.compactions]
     assert compacted == [3, 6]
     chained = ["previous_response_id" in body for body in request_bodies(server)]
     assert chained == [n not in (0, 4, 7) for n in range(8)]
@@ -57,7 +57,7 @@ async def test_summary_is_sent_once(server: TestServer, open_chat: OpenChat) -> 
     chat = open_chat(compactor=SummarizingCompactor(180, 60, ask=SUMMARY_PROMPT))
     lines = [f"My boat number {n} is called Argo {n}." for n in range(8)]
     answers = await send_lines(chat, *lines)
-    index = next(n for n, answer in enumerate(answers) if answer.compaction)
+    index = next(n for n, answer in enumerate(answers) if answer.compactions)
     summary = answers[index].turn.blocks[0]
     assert is_summary(summary)
     asked, others = list[Any](), list[Any]()
@@ -86,7 +86,7 @@ async def test_shortened_results_keep_the_anchor(server: TestServer, open_chat: 
     answers = await send_lines(
         chat, "Hello!", 'Call look_up with word="sea".', "And now?", "And then?"
     )
-    done = answers[2].compaction
+    (done,) = answers[2].compactions
     assert [old.kind for old, _ in done.changes.modified] == ["tool_result"]
     assert not done.removed
     assert done.tokens_after < done.tokens_before
@@ -106,7 +106,7 @@ async def test_server_compacts_while_it_answers(server: TestServer, open_chat: O
     assert request_bodies(server)[0]["context_management"] == [
         {"type": "compaction", "compact_threshold": 1_000}
     ]
-    index = next(n for n, answer in enumerate(answers) if answer.compaction)
+    index = next(n for n, answer in enumerate(answers) if answer.compactions)
     first = answers[index].turn.blocks[0]
     assert isinstance(first, OpaqueBlock)
     assert first.type == "compaction"
@@ -127,7 +127,8 @@ async def test_server_compacts_by_endpoint(server: TestServer, open_chat: OpenCh
     request = next(r for r in server.requests if r.path == "/v1/responses/compact")
     assert request.body["input"] == []
     assert request.body["previous_response_id"]
-    assert answers[-1].compaction.tokens_after < answers[-1].compaction.tokens_before
+    (compaction,) = answers[-1].compactions
+    assert compaction.tokens_after < compaction.tokens_before
     (after,) = await send_lines(open_chat(), SUMMARY_PROMPT, state=answers[-1].state)
     assert request_bodies(server)[-1]["input"][0]["type"] == "compaction"
     assert "My name is Ada." in after.text
@@ -146,8 +147,8 @@ async def test_endpoint_after_a_lost_anchor(server: TestServer, open_chat: OpenC
                 server.forget()
     requests = [r for r in server.requests if r.path == "/v1/responses/compact"]
     assert ["previous_response_id" in each.body for each in requests] == [True, False]
-    assert stream.reply.compaction is not None
-    assert stream.reply.compaction.changed
+    (compaction,) = stream.reply.compactions
+    assert compaction.changed
 
 
 async def test_reported_usage_is_used(server: TestServer, open_chat: OpenChat) -> None:
@@ -155,16 +156,16 @@ async def test_reported_usage_is_used(server: TestServer, open_chat: OpenChat) -
     chat = open_chat(compactor=TokenLimitCompactor(300, 200))
     state: bytes | None = None
     answer = await chat.chat_with_state(state, "Hello!")
-    assert answer.compaction is None
+    assert answer.compactions == ()
     for n in range(30):
         answer = await chat.chat_with_state(answer.state, f"Number {n}.")
-        if answer.compaction:
+        if answer.compactions:
             break
-    assert answer.compaction is not None
+    (compaction,) = answer.compactions
     usage = answer.usage
-    assert answer.compaction.tokens_before == usage.input_tokens + usage.output_tokens > 300
-    assert answer.compaction.tokens_after is not None
-    assert answer.compaction.tokens_after <= 200
+    assert compaction.tokens_before == usage.input_tokens + usage.output_tokens > 300
+    assert compaction.tokens_after is not None
+    assert compaction.tokens_after <= 200
 
 
 @pytest.mark.parametrize(
@@ -180,18 +181,18 @@ async def test_long_resend_is_compacted(
     """A server that lost its context is sent the history, compacted if it has too many bytes or blocks."""
     chat = open_chat(compactor=MessageLimitCompactor(1_000, 4), resend_limit=limit)
     answers = await send_lines(chat, *(f"Number {n}." for n in range(6)))
-    assert not any(answer.compaction for answer in answers)
+    assert not any(answer.compactions for answer in answers)
     server.forget()
     (after,) = await send_lines(chat, "Number 6.", state=answers[-1].state)
     last = request_bodies(server)[-1]
     assert "previous_response_id" not in last
     texts = [text[:9] for text in item_texts(last["input"])]
     assert (len(texts), texts[-3:]) == (sent, ["Number 5.", "You said:", "Number 6."])
-    assert bool(after.compaction) == (sent == 3)
+    assert bool(after.compactions) == (sent == 3)
     assert after.text
     (chained,) = await send_lines(chat, "Number 7.", state=after.state)
     assert len(request_bodies(server)[-1]["input"]) == 1
-    assert chained.compaction is None
+    assert chained.compactions == ()
 
 
 async def test_a_resend_that_is_not_compacted_is_no_third_request(
@@ -226,7 +227,7 @@ async def test_planned_resend_is_compacted(server: TestServer, open_chat: OpenCh
         engine = connect(f"responses:{server.base_url}#practice", api_key="another")
         chat = open_chat(engine, compactor=MessageLimitCompactor(1_000, 4), resend_limit=limit)
         (after,) = await send_lines(chat, "Number 6.", state=answers[-1].state)
-        assert after.compaction.changed
+        assert after.compactions[0].changed
         assert len(request_bodies(server)[-1]["input"]) == 3
 
 
@@ -241,6 +242,20 @@ async def test_resend_by_an_option_of_the_call_is_compacted(
         event = await anext(stream)
     assert isinstance(event, TurnCompacted)
     assert event.occasion == "resend"
+
+
+async def test_reply_has_all_compactions_of_its_call(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """A call that is compacted before it is sent again, and after its answer, has both results in order."""
+    answers = await send_lines(open_chat(), *(f"Number {n}." for n in range(6)))
+    server.forget()
+    chat = open_chat(compactor=MessageLimitCompactor(3), resend_limit=500)
+    (after,) = await send_lines(chat, "Number 6.", state=answers[-1].state)
+    before_sending, after_answer = after.compactions
+    assert [block.text for block in before_sending.blocks][-1:] == ["Number 6."]
+    assert before_sending.removed[0].text == "Number 0."
+    assert [block.text for block in after_answer.blocks] == ["Number 6.", after.text]
 
 
 async def test_compaction_is_counted(server: TestServer, open_chat: OpenChat) -> None:

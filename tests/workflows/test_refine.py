@@ -14,10 +14,12 @@ from kedge.turns import user
 from kedge.workflows import (
     ModelJudge,
     RefineResult,
+    Step,
     Verdict,
     list_workflows,
     load_workflow,
     refine,
+    steps,
 )
 
 WARMER = (
@@ -264,4 +266,11 @@ async def test_invalid_arguments_are_rejected(store: Store, scripted: Any, conne
     conversation = await Conversation.create(engine, store=store)
     with pytest.raises(InvalidWorkflow, match="conversation= has its own middleware, tools"):
         await refine("Hello", judge=bool, conversation=conversation, tools=[str], middleware=[])
+    both: list[dict[str, Any]] = [{"store": store}, {"engine": "practice"}]
+    for beside in both:
+        (name,) = beside
+        with pytest.raises(InvalidWorkflow, match=f"conversation= has its own {name}; leave it"):
+            await refine("Hello", judge=bool, conversation=conversation, **beside)
+        with pytest.raises(InvalidWorkflow, match=f"conversation= has its own {name}; leave it"):
+            await steps([Step("a", "Hi")], conversation=conversation, **beside)
     assert await list_workflows(store) == []

@@ -77,13 +77,13 @@ class ChatReply(Reply[T_co], Generic[T_co]):
     Attributes:
         state: The state bytes for the next call; ``turn`` is the conversation in it, with the leading system
             blocks of this call.
-        compaction: The changes by compaction, if there were any.
+        compactions: The changes by each compaction of this call, in order; usually there is none.
         discarded: Why the state could not be used and a new conversation was started; None if it was
             used.
     """
 
     state: bytes = field(default=b"", repr=False)
-    compaction: CompactionResult | None = field(default=None, repr=False)
+    compactions: tuple[CompactionResult, ...] = field(default=(), repr=False)
     discarded: DiscardedState | None = None
 
 
@@ -116,7 +116,7 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
         self._discarded = discarded
         self._sent_turn = self._turn = turn
         self._seen_ids: frozenset[str] = frozenset()
-        self._compaction: CompactionResult | None = None
+        self._compactions: list[CompactionResult] = []
 
     @property
     def reply(self) -> ChatReply[T]:
@@ -140,7 +140,7 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
             case ToolFinished():
                 self._turn = self._turn.append(event.result)
             case TurnCompacted():
-                self._compaction = event.result
+                self._compactions.append(event.result)
             case _:
                 pass
         return event
@@ -165,7 +165,7 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
                 text=answer_text(turn, self._sent_turn),
                 turn=turn,
                 state=self._write(turn),
-                compaction=self._compaction,
+                compactions=tuple(self._compactions),
                 discarded=self._discarded,
             )
             self._value = reply

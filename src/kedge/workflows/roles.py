@@ -303,14 +303,21 @@ class WorkflowRun(msgspec.Struct):
         """Open the lead of a workflow: a caller's conversation, or one in a store.
 
         Raises:
-            InvalidWorkflow: Neither is given, or settings beside a conversation; or the id is of another kind.
+            InvalidWorkflow: Neither is given, or both are; there are settings beside a conversation; or the id is of
+                another kind.
         """
         if conversation is None:
             if store is None or engine is None:
                 raise InvalidWorkflow("a workflow needs a conversation, or a store and an engine")
             return await self.open_role(role, store, engine, title, lead=True)
-        if unused := sorted(self.settings.keys() - _JUDGE_SETTINGS):
-            raise InvalidWorkflow(f"conversation= has its own {', '.join(unused)}; leave it out")
+        unused = self.settings.keys() - _JUDGE_SETTINGS
+        if store is not None:
+            unused |= {"store"}
+        if engine is not None:
+            unused |= {"engine"}
+        if unused:
+            listed = ", ".join(sorted(unused))
+            raise InvalidWorkflow(f"conversation= has its own {listed}; leave it out")
         row = await conversation.store.conversation(await conversation.require_row())
         if find_notes(row, self.workflow):
             return self._check_role(role, conversation, row)
