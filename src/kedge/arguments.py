@@ -12,6 +12,20 @@ MAX_TIME = 1e18
 """The latest time in seconds: its day is an integer that every database can store."""
 
 
+_ON_WORDS = frozenset({"1", "true", "yes", "on", "y", "t", "enabled"})
+_OFF_WORDS = frozenset({"0", "false", "no", "off", "n", "f", "disabled"})
+
+
+def parse_switch(text: str) -> bool | None:
+    """Return whether a word means on or off, in any case; None if it means neither."""
+    word = text.strip().lower()
+    if word in _ON_WORDS:
+        return True
+    if word in _OFF_WORDS:
+        return False
+    return None
+
+
 def read_variable(name: str, environ: Mapping[str, str] = os.environ) -> str:
     """Return an environment variable without surrounding whitespace; empty if it is unset or blank."""
     return environ.get(name, "").strip()

@@ -139,7 +139,7 @@ def test_invalid_configuration_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_unknown_variable_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that is ignored is noted with the one that is most likely meant, and so is the rollback variable."""
+    """A variable that is ignored is noted with the one that is most likely meant."""
     monkeypatch.setenv("KEDGE_PORT", "9000")
     report = json.loads(CliRunner().invoke(config_command, ["--json"]).stdout)
     assert report["unknown_variables"] == {"KEDGE_PORT": "KEDGE_SERVE_PORT"}
@@ -147,8 +147,24 @@ def test_unknown_variable_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 0
     assert "KEDGE_PORT is ignored" in checks["environment"]["found"]
     assert checks["environment"]["advice"] == "Did you mean KEDGE_SERVE_PORT?"
-    monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
-    assert run_doctor()[1]["ENABLE_RESPONSE_BOUNDARY_TRACKING"]["state"] == "note"
+
+
+@pytest.mark.parametrize(
+    ("value", "state", "found"),
+    [
+        ("0", "note", "chaining is disabled: the value is '0'"),
+        ("disabled", "note", "chaining is disabled: the value is 'disabled'"),
+        ("rolled back", "note", "chaining is disabled: the value is 'rolled back'"),
+        ("Yes", "ok", "chaining is enabled: the value is 'Yes'"),
+    ],
+)
+def test_rollback_variable_is_shown(
+    monkeypatch: pytest.MonkeyPatch, value: str, state: str, found: str
+) -> None:
+    """The variable that disables chaining is shown with its value and what this value means."""
+    monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", value)
+    check = run_doctor()[1]["ENABLE_RESPONSE_BOUNDARY_TRACKING"]
+    assert (check["state"], check["found"]) == (state, found)
 
 
 def test_readable_secret_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

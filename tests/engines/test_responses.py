@@ -24,10 +24,10 @@ PROMPT = {"id": "pmpt_1", "variables": {"city": "Oslo"}}
 async def test_rollback_switch_overrides_other_settings(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``ENABLE_RESPONSE_BOUNDARY_TRACKING=0`` sends everything, with an event that reports it."""
+    """``ENABLE_RESPONSE_BOUNDARY_TRACKING=disabled`` sends everything, with an event that reports it."""
     turn = await link.send("One")
     turn = set_state(turn, structs.replace(get_state(turn), mode="chained"))
-    monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
+    monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "disabled")
     _, events = await link.collect(turn, "Two", mode="chained")
     assert ModeChanged("stateless", "chained", "switched_off") in events
     assert "previous_response_id" not in link.bodies[-1]

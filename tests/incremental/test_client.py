@@ -266,10 +266,10 @@ def test_azure_clients_and_other_objects() -> None:
 def test_the_environment_variable_disables_chaining(
     server: TestServer, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`ENABLE_RESPONSE_BOUNDARY_TRACKING=0` disables chaining for clients."""
+    """`ENABLE_RESPONSE_BOUNDARY_TRACKING=disabled` disables chaining for clients."""
     history: list[Any] = []
     ask(client, history, "One")
-    monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
+    monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "disabled")
     ask(client, history, "Two")
     assert chain_report(client).passed_through["switched_off"] == 1
 

@@ -169,7 +169,7 @@ def _check_environment(config: Config) -> Iterator[Check]:
 
 
 def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
-    """Show which keys are set, masked, and whether chaining is disabled."""
+    """Show which keys are set, masked, and whether the environment enables or disables chaining."""
     from kedge.memory.judge import CHAINING_VARIABLE, is_chaining_enabled
 
     keys = {name: read_variable(name, environ) for name in KEY_VARIABLES}
@@ -179,10 +179,14 @@ def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
     if not any(keys.values()):
         advice = f"To use other models than the built-in one, set one of {', '.join(keys)}."
         yield Check("keys", "note", "none set; the practice model needs none", advice)
-    if not is_chaining_enabled():
-        yield Check(
-            CHAINING_VARIABLE, "note", "chaining is disabled", "Unset it to enable chaining."
-        )
+    if word := read_variable(CHAINING_VARIABLE, environ)[:100]:
+        if is_chaining_enabled(environ):
+            yield Check(CHAINING_VARIABLE, "ok", f"chaining is enabled: the value is {word!r}")
+        else:
+            found = f"chaining is disabled: the value is {word!r}"
+            yield Check(
+                CHAINING_VARIABLE, "note", found, "Unset it or set it to 1 to enable chaining."
+            )
 
 
 def _check_key(key: str, serves: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from kedge.arguments import check_choice
+from kedge.arguments import check_choice, parse_switch
 from kedge.errors import InvalidSetting
 
 OTHER_VARIABLES = ("KEDGE_API_KEY", "KEDGE_CONFIG", "KEDGE_MAX_RESPONSE_BYTES", "KEDGE_PRICES")
@@ -17,12 +17,6 @@ OTHER_VARIABLES = ("KEDGE_API_KEY", "KEDGE_CONFIG", "KEDGE_MAX_RESPONSE_BYTES", 
 MAX_NUMBER = 1e300
 """The maximum value of a numeric setting, which can still be converted to other units."""
 Scalar = str | int | float | bool
-
-_BOOLEAN_WORDS: Mapping[str, bool] = {
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
-
 
 _TYPES: Mapping[type[Scalar], tuple[tuple[type[Scalar], ...], str]] = {
     str: ((str,), "a string"),
@@ -81,10 +75,14 @@ class Setting:
 
     def parse(self, text: str, location: str) -> Scalar:
         """Parse a value from text; ``location`` begins the error message."""
-        is_switch = self.type is bool
+        if self.type is bool:
+            is_on = parse_switch(text)
+            if is_on is None:
+                raise self._invalid(text, location)
+            return is_on
         try:
-            value = _BOOLEAN_WORDS[text.strip().lower()] if is_switch else self.type(text)
-        except (ValueError, KeyError):
+            value = self.type(text)
+        except ValueError:
             raise self._invalid(text, location) from None
         return self.check(value, location)
 

@@ -14,12 +14,12 @@ back or probed, and token counts are only reported. ``ServerMemory`` has the evi
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from kedge.arguments import check_choice
+from kedge.arguments import check_choice, parse_switch, read_variable
 from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.events.types import ResponseFacts
@@ -41,6 +41,8 @@ from kedge.observe import get_logger
 from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
 from kedge.security.bounded_dict import BoundedDict
 from kedge.turns import Block
+
+log = get_logger("kedge.memory")
 
 CHAINING_VARIABLE = "ENABLE_RESPONSE_BOUNDARY_TRACKING"
 """The environment variable that can disable chaining."""
@@ -67,9 +69,26 @@ def names_other_response(response: ResponseFacts | Outcome, expected: str) -> bo
     return bool(expected) and response.echoed and response.previous_response_id != expected
 
 
-def is_chaining_enabled() -> bool:
-    """Return whether chaining is enabled; the environment can disable it."""
-    return os.environ.get(CHAINING_VARIABLE, "").strip().lower() not in ("0", "false", "no", "off")
+def is_chaining_enabled(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether chaining is enabled: it is, unless the environment variable has a value that does not mean on."""
+    word = read_variable(CHAINING_VARIABLE, environ)
+    if not word:
+        return True
+    is_on = parse_switch(word)
+    if is_on is None:
+        # Whoever sets the variable most likely wants to disable chaining, so an unknown word does.
+        _warn_of_unknown_word(word[:100])
+    return is_on is True
+
+
+@lru_cache(maxsize=16)
+def _warn_of_unknown_word(word: str) -> None:
+    """Warn once that a word is neither on nor off."""
+    log.warning(
+        "%s=%r means neither on nor off, so chaining is disabled: set it to 1 or 0",
+        CHAINING_VARIABLE,
+        word,
+    )
 
 
 class MemoryCheck(msgspec.Struct):
@@ -276,8 +295,6 @@ MAX_ENTRIES = 4_096
 _INITIAL_MEMBERS = frozenset({"proof", "max_depth", "not_before"})
 """The members of evidence that do not need a request of this process."""
 _make_cache = partial(BoundedDict[str, Any], MAX_ENTRIES)
-
-log = get_logger("kedge.memory")
 
 
 class ServerMemory(msgspec.Struct, eq=False):
