@@ -37,7 +37,7 @@ from kedge.conversation import Conversation
 from kedge.engines import Engine
 from kedge.errors import InvalidBatch, InvalidSetting, KedgeError, KeyReused
 from kedge.middleware import retry, with_middleware
-from kedge.middleware.compose import Tools
+from kedge.middleware.compose import Tools, resolve_tools
 from kedge.planning import find_running
 from kedge.providers import connect
 from kedge.store import Store, open_store
@@ -233,16 +233,14 @@ class AsyncioRunner:
     """Runs lines as tasks in this process, at most ``work.concurrency`` at the same time.
 
     Args:
-        tools: Tools that the models of all lines may call: a toolbox, or functions and toolboxes. They are
-            not part of a line's fingerprint: a finished line does not run again with other tools.
+        tools: Tools that the models of all lines may call, as for ``Conversation``. They are not part of a line's
+            fingerprint: a finished line does not run again with other tools.
         approve: A function that is called before each tool call and may deny it or change its arguments.
     """
 
-    tools: Tools = ()
-    approve: Approver | None = None
-
     def __init__(self, *, tools: Tools = (), approve: Approver | None = None) -> None:
-        self.tools, self.approve = tools, approve
+        self.tools = resolve_tools(tools)
+        self.approve = approve
 
     async def run(
         self, lines: Sequence[BatchLine], work: BatchJob

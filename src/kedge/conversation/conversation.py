@@ -41,7 +41,7 @@ from kedge.engines import (
 )
 from kedge.engines.reply import answer_text, read_output
 from kedge.engines.request_log import CostFunction
-from kedge.engines.request_options import RequestOptions
+from kedge.engines.request_options import RequestOptions, list_options
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import HeadConflict, InvalidSetting, OutputInvalid
 from kedge.event_loops import SharedLock, SharedResource
@@ -721,7 +721,8 @@ class Conversation(LazyConversation):
     ) -> ConversationStream[Any]:
         """Return the stream of a run, with the schema of a typed answer among its options."""
         schema = None if output is None else to_output_schema(output)
-        open_events = partial(run, {**options, "output": schema} if schema else {**options})
+        listed = list_options(options)
+        open_events = partial(run, {**listed, "output": schema} if schema else listed)
         if self._is_queued:
             open_events = partial(self._wait_in_queue, open_events)
         return ConversationStream(open_events, schema)

@@ -28,6 +28,7 @@ from kedge.engines.request_options import (
     ContentFilters,
     Request,
     RequestOptions,
+    list_options,
     split_tools,
 )
 from kedge.errors import EngineError, InvalidTurn, KedgeError, describe_type
@@ -112,8 +113,9 @@ class Engine(AsyncResource, ABC):
         Returns:
             The plan, which is not ``conditional``.
         """
-        await unwrap(self)._make_probes(self.plan(turn, **options), **options)  # noqa: SLF001
-        return self.plan(turn, **options)
+        listed: Any = list_options(options)
+        await unwrap(self)._make_probes(self.plan(turn, **listed), **listed)  # noqa: SLF001
+        return self.plan(turn, **listed)
 
     async def _make_probes(self, plan: RequestPlan, **options: Unpack[RequestOptions]) -> None:
         """Make the probes that a plan depends on; an engine without evidence about its server needs none."""

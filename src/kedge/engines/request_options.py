@@ -25,7 +25,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from kedge.arguments import check_callback, check_count, check_type
-from kedge.errors import InvalidSetting, UnsupportedParameter
+from kedge.errors import InvalidSetting, UnsupportedParameter, describe_type
 from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import AnchorRecord, Mode, RequestPlan
 from kedge.planning.anchors import validate_mode
@@ -39,8 +39,8 @@ WireTap = Callable[[bytes, bytes, int | None], None]
 """Called with the body of a request, the body of its reply, and the reply's status, if there was one."""
 
 
-OfferedTools = Mapping[str, Any] | Iterable[Any]
-"""A toolbox, or functions, tools, toolboxes and tool definitions."""
+OfferedTools = Mapping[str, Any] | Callable[..., Any] | Iterable[Any]
+"""Functions, tools, toolboxes and tool definitions, or one of these."""
 
 BeforeSend = Callable[[Turn], Awaitable[None]]
 """Awaited with each Turn exactly as it is about to be sent."""
@@ -127,9 +127,9 @@ class RequestOptions(BodyParams, total=False):
     Attributes:
         model: The model to use instead of the engine's.
         mode: The mode to use instead of the conversation's or the engine's.
-        tools: Tools to offer: a toolbox, or an iterable of functions, tools, toolboxes and definitions in the form of
-            the Responses API. A run calls functions, tools and toolboxes, with the approver of the stack; calls of
-            definitions are left to the caller.
+        tools: Tools to offer: an iterable of functions, tools, toolboxes and definitions in the form of the
+            Responses API, or one of these. A run calls functions, tools and toolboxes, with the approver of the
+            stack; calls of definitions are left to the caller.
         candidates: Further anchors that may be used, such as those of a store's index.
         streaming: Whether the answer is streamed.
         resend_limit: Raise ``ResendTooLong`` instead of healing by a full send of more bytes, or blocks.
@@ -544,14 +544,42 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
 """Checks and converts the options that a caller may write in several forms."""
 
 
+def list_tools(tools: object) -> list[Any]:
+    """Return the entries of ``tools``: one function, tool, toolbox or definition is a list of one.
+
+    Raises:
+        InvalidSetting: It is neither a list nor one of these.
+    """
+    if callable(tools) or isinstance(tools, Mapping):
+        return [tools]
+    if isinstance(tools, str | bytes) or not isinstance(tools, Iterable):
+        raise InvalidSetting(
+            "tools must be a list of functions, tools, toolboxes and definitions, or one of these, "
+            f"not {describe_type(tools)}"
+        )
+    return list(cast("Iterable[Any]", tools))
+
+
+_LISTED_OPTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "tools": list_tools,
+    "candidates": _list_candidates,
+    "ephemeral": _join_ephemeral,
+}
+
+
+def list_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that can be read several times: an iterator would be empty the second time."""
+    return {
+        name: _LISTED_OPTIONS[name](value) if name in _LISTED_OPTIONS else value
+        for name, value in options.items()
+    }
+
+
 def split_tools(tools: OfferedTools) -> tuple[list[Any], tuple[Mapping[str, Any], ...]]:
     """Return the tools and functions that a run calls, and the definitions that it only offers."""
     functions: list[Any] = []
     definitions: list[Mapping[str, Any]] = []
-    if not isinstance(tools, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidSetting(f"tools must be a list, not {type(tools).__name__}: tools=[function]")
-    offered: Iterable[Any] = [tools] if isinstance(tools, Mapping) else tools
-    for each in offered:
+    for each in list_tools(tools):
         if not hasattr(each, "definitions") and isinstance(each, Mapping):
             definitions.append(cast("Mapping[str, Any]", each))
         else:  # a function, a tool or a toolbox

@@ -76,7 +76,7 @@ def is_chaining_enabled(environ: Mapping[str, str] = os.environ) -> bool:
         return True
     is_on = parse_switch(word)
     if is_on is None:
-        # Whoever sets the variable most likely wants to disable chaining, so an unknown word does.
+        # The purpose of the variable is to disable chaining, so an unknown word does.
         _warn_of_unknown_word(word[:100])
     return is_on is True
 

@@ -30,11 +30,12 @@ from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware, system_prompt
 from kedge.middleware.base import repair as repairing
 from kedge.middleware.compact import compact
-from kedge.middleware.tools import ToolSelector, Toolset, build_toolbox, is_selector
+from kedge.middleware.tools import ToolSelector, is_selector
 from kedge.middleware.tools import tools as tooling
 from kedge.planning import RequestPlan
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
-from kedge.tools import Approver
+from kedge.tools import Approver, Toolbox, Toolset
+from kedge.tools.tool import build_toolbox
 from kedge.turns import Turn, TurnDiff, diff
 
 FILTERED_BY = "guard"
@@ -214,6 +215,16 @@ def check_stack(stack: StackSettings, further: Iterable[str], owner: str, advice
         raise UnknownSetting(name, {*known, *further}, owner, advice)
 
 
+def resolve_tools(tools: Tools) -> Toolbox | ToolSelector:
+    """Return the toolbox for the ``tools`` of a program, or the function that returns them for a Turn.
+
+    Raises:
+        InvalidSetting: It is none of what ``tools`` accepts.
+        InvalidTool: A function cannot be a tool, or two tools have the same name.
+    """
+    return tools if is_selector(tools) else build_toolbox(tools)
+
+
 def with_default_middleware(
     engine: Engine,
     *,
@@ -222,7 +233,7 @@ def with_default_middleware(
 ) -> Engine:
     """Return the engine in its stack; ``innermost`` is the middleware next to the engine."""
     tools, approve = settings.get("tools", ()), settings.get("approve")
-    toolbox: Any = tools if is_selector(tools) else build_toolbox(cast("object", tools))
+    toolbox = resolve_tools(tools)
     middleware: object = settings.get("middleware", ())
     if not isinstance(middleware, Iterable):
         kind = type(middleware).__name__
@@ -234,8 +245,8 @@ def with_default_middleware(
         counter, limit = settings.get("counter", DEFAULT_COUNTER), settings.get("resend_limit")
         stack.insert(0, compact(compactor, engine=engine, counter=counter, resend_limit=limit))
     # Without tools, an approver still decides about those that are passed with a single message.
-    is_offering = is_selector(tools) or toolbox.definitions() or toolbox.sources
-    if is_offering or approve is not None:
+    has_tools = not isinstance(toolbox, Toolbox) or toolbox.definitions() or toolbox.sources
+    if has_tools or approve is not None:
         stack.append(tooling(toolbox=toolbox, approve=approve))
     if settings.get("repair", True):
         stack.append(repairing())

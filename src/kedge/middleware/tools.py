@@ -7,13 +7,15 @@ the caller: the run ends there, with all other calls answered. A toolbox may be 
 Turn; it is called before each request, and the calls of the answer run with the returned tools.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 from msgspec import structs
+from typing_extensions import TypeIs
 
 from kedge.arguments import check_count
 from kedge.engines.base import Events, Middleware, Request, find_filters, unwrap
@@ -22,13 +24,13 @@ from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import count, get_logger, measure
 from kedge.planning import RequestPlan, find_problems
-from kedge.tools import AnyTool, Approver, CallContext, Tool, Toolbox, ToolRun, iter_runs
+from kedge.tools import AnyTool, Approver, CallContext, Tool, Toolbox, ToolRun, Toolset, iter_runs
+from kedge.tools.signature import get_function_name
+from kedge.tools.tool import build_toolbox
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_result
 
 log = get_logger(__name__)
 
-Toolset = Toolbox | Iterable[AnyTool | Callable[..., Any] | Toolbox | Mapping[str, Any]]
-"""A toolbox, or tools, functions, toolboxes and definitions that are only offered."""
 ToolSelector = Callable[[Turn], Toolset]
 """Returns the tools to offer for a Turn."""
 
@@ -38,7 +40,7 @@ LIMIT_TEXT = "Not run: the limit of {rounds} rounds of tool calls is reached. An
 
 def tools(
     *functions: AnyTool | Callable[..., Any] | Mapping[str, Any],
-    toolbox: Toolbox | ToolSelector | None = None,
+    toolbox: Toolset | ToolSelector | None = None,
     approve: Approver | None = None,
     max_rounds: int = 16,
 ) -> Middleware:
@@ -46,8 +48,8 @@ def tools(
 
     Args:
         *functions: Functions or tools to offer; the calls of a definition are left to the caller.
-        toolbox: A toolbox to offer in addition to ``functions``, or a function that returns the toolbox
-            (or tools and functions) for a Turn, called before each request.
+        toolbox: A toolbox or tools to offer in addition to ``functions``, or a function of the Turn that returns
+            them, called before each request.
         approve: A function that is called before each call and may deny it or change its arguments.
         max_rounds: The maximum number of rounds of calls before the model must answer without tools.
 
@@ -61,34 +63,34 @@ def tools(
     if approve is not None and not callable(approve):
         raise InvalidSetting("approve must be a function that is called with each tool call")
     check_count("max_rounds", max_rounds)
-    given: Any = () if toolbox is None else toolbox
-    selector: ToolSelector | None = given if is_selector(given) else None
-    fixed = Toolbox(*functions) if selector else Toolbox(build_toolbox(given), *functions)
+    selector: ToolSelector | None = None
+    fixed = Toolbox(*functions)
+    if is_selector(toolbox):
+        selector = toolbox
+    elif toolbox is not None:
+        fixed = Toolbox(build_toolbox(toolbox), *functions)
 
     return lambda engine: _ToolsMiddleware(engine, fixed, selector, max_rounds, approve)
 
 
-def is_selector(toolset: object) -> bool:
-    """Return whether this is a function that returns the tools for a Turn."""
-    return callable(toolset) and not isinstance(toolset, Toolbox | Tool)
+def is_selector(tools: object) -> TypeIs[ToolSelector]:
+    """Return whether this is a function that returns the tools for a Turn, and not a function that is a tool.
 
-
-def build_toolbox(toolset: object) -> Toolbox:
-    """Return the toolbox for a toolbox or a list of tools.
-
-    Raises:
-        InvalidSetting: It is neither of them.
-        InvalidTool: A function cannot be a tool, or two tools have the same name.
+    Its only parameter is annotated with ``Turn``. An untyped function, which cannot be a tool, is a selector if
+    its only parameter is named ``turn``, or if it is a lambda.
     """
-    if isinstance(toolset, Toolbox):
-        return toolset
-    kind = type(toolset).__name__
-    if isinstance(toolset, str | Mapping) or not isinstance(toolset, Iterable):
-        raise InvalidSetting(
-            f"tools must be a list of functions, tools and toolboxes, not {kind}: tools=[function]; "
-            "a toolbox, or a function that returns one of these for a Turn, is accepted too"
-        )
-    return Toolbox(*cast("Iterable[AnyTool]", toolset))
+    if not callable(tools) or isinstance(tools, Toolbox | Tool):
+        return False
+    try:
+        parameters = list(signature(tools).parameters.values())
+    except (TypeError, ValueError):  # a class or function written in C may have no signature
+        return False
+    if len(parameters) != 1:
+        return False
+    [parameter] = parameters
+    if parameter.annotation is Parameter.empty:
+        return parameter.name == "turn" or get_function_name(tools) == "<lambda>"
+    return parameter.annotation in (Turn, "Turn")
 
 
 @dataclass(eq=False, repr=False)

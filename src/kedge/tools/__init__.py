@@ -39,7 +39,16 @@ from kedge.tools import invoke
 from kedge.tools.errors import describe_error, locate_error
 from kedge.tools.invoke import MAX_OUTPUT, Arguments, Parts
 from kedge.tools.signature import is_async
-from kedge.tools.tool import AnyTool, Grammar, Tool, Toolbox, ToolSource, tool
+from kedge.tools.tool import (
+    AnyTool,
+    Grammar,
+    Tool,
+    Toolbox,
+    Toolset,
+    ToolSource,
+    build_toolbox,
+    tool,
+)
 from kedge.turns import TextPart, ToolCallBlock, ToolResultBlock, tool_call
 from kedge.turns.frozen_json import unchecked_map, wrap_copy
 
@@ -59,6 +68,7 @@ __all__ = [
     "ToolRun",
     "ToolSource",
     "Toolbox",
+    "Toolset",
     "run_calls",
     "tool",
 ]
@@ -366,7 +376,7 @@ def _describe_location(error: BaseException) -> str:
 
 
 async def run_calls(
-    toolbox: Toolbox,
+    toolbox: Toolset,
     calls: Sequence[ToolCallBlock],
     *,
     approve: Approver | None = None,
@@ -379,7 +389,7 @@ async def run_calls(
     """Run tool calls in parallel.
 
     Args:
-        toolbox: The tools that may be called.
+        toolbox: The tools that may be called: a toolbox, a list of tools or one of them.
         calls: The calls of a model.
         approve: A function that is called before each call that needs approval, one call at a time.
         on_run: A function that receives the record of each finished call; it must not block or raise.
@@ -392,7 +402,8 @@ async def run_calls(
         One result for each call, in the order of the calls.
     """
     shown = ContentFilters() if filters is None else filters
-    context = CallContext(toolbox, approve, on_run, max_output, origin, shown, text_only)
+    known = build_toolbox(toolbox)
+    context = CallContext(known, approve, on_run, max_output, origin, shown, text_only)
     return [record.result for record in await _run_all(context, calls)]
 
 

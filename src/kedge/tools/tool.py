@@ -13,7 +13,7 @@ calls that are intended for another source.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -33,7 +33,7 @@ from typing import (
 
 import msgspec
 
-from kedge.engines.request_options import to_definition
+from kedge.engines.request_options import list_tools, to_definition
 from kedge.errors import InvalidTool, UnknownTool
 from kedge.tools.schema import (
     ArgumentReader,
@@ -396,6 +396,24 @@ class Toolbox(Mapping[str, AnyTool]):
 
 Entry = AnyTool | Callable[..., Any] | Toolbox | ToolSource | Mapping[str, Any]
 """What a toolbox accepts."""
+
+
+Toolset = Entry | Iterable[Entry]
+"""A toolbox, functions, tools, sources and definitions that are only offered, or one of these."""
+
+
+def build_toolbox(tools: Toolset) -> Toolbox:
+    """Return the toolbox for a toolbox, a list of tools or one tool.
+
+    Raises:
+        InvalidSetting: It is none of them.
+        InvalidTool: A function cannot be a tool, or two tools have the same name.
+    """
+    if isinstance(tools, Toolbox):
+        return tools
+    if isinstance(tools, ToolSource):
+        return Toolbox(tools)
+    return Toolbox(*list_tools(tools))
 
 
 def _check_definition(definition: Mapping[str, Any]) -> Mapping[str, Any]:

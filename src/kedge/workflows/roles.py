@@ -28,6 +28,7 @@ from kedge.errors import (
 )
 from kedge.events import Usage
 from kedge.events.run import OutputRejected
+from kedge.middleware.compose import resolve_tools
 from kedge.schemas.output_schema import CORRECTION_ORIGIN
 from kedge.store import ConversationRow, Store
 from kedge.turns import new_id, user
@@ -280,6 +281,10 @@ class WorkflowRun(msgspec.Struct):
         """
         if lead:
             await self._check_kind(store)
+        if (
+            "tools" in self.settings
+        ):  # the next role reads them, too, and an iterator can be read only once
+            self.settings = {**self.settings, "tools": resolve_tools(self.settings["tools"])}
         conversation = Conversation(
             engine,
             store=store,
