@@ -56,7 +56,7 @@ async def test_changes_of_history_cause_a_full_send(kedge_server: TestServer) ->
         check_reason((await engine.ask(turn.append(user("?")))).plan, "lost")
         kedge_server.faults.set("omit_call_id")
         called = await engine.run(Turn([user("Please call add with a=1")]), tools=[ADD])
-        check_reason(engine.plan(called), "unproven")
+        check_reason(engine.plan(called), "ambiguous")
 
 
 async def test_stateless_plan_states_why(

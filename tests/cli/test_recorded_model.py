@@ -84,6 +84,19 @@ def test_a_conditional_plan_is_shown_as_such(server: TestServer, store_path: Pat
     assert len(server.requests) == sent
 
 
+def test_inspect_says_why_the_last_answer_is_not_continued(
+    server: TestServer, store_path: Path
+) -> None:
+    """An older answer is continued because the last one came without an id."""
+    model = f"responses:{server.base_url}#practice"
+    create_in_python(store_path, model)
+    server.faults.set("omit_response_id", times=1)
+    assert run_command(*ASK, "--model", model).exit_code == 0
+    output = " ".join(run_command("inspect", "plan", "--say", "And?").output.split())
+    assert "Chained on resp_" in output
+    assert "Not used: the last answer, because it came without an id." in output
+
+
 def test_model_of_an_earlier_node(server: TestServer, store_path: Path) -> None:
     """A conversation that another model has continued is continued from before with the model of that time."""
     model = f"responses:{server.base_url}#practice"

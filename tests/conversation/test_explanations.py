@@ -13,7 +13,7 @@ from kedge.compaction.compactors import CompactionMethod
 from kedge.conversation.lookup import find_recorded_model
 from kedge.events.run import FellBack
 from kedge.observe import reset, snapshot
-from kedge.planning import Mode, RequestPlan, get_state
+from kedge.planning import REASONS, Mode, Reason, RequestPlan, get_state
 from kedge.planning.digests import is_compaction
 from kedge.store import ConversationRow, RequestRecord, Store
 from kedge.testing import TestServer
@@ -74,7 +74,7 @@ async def test_reopened_gives_same_reasons(
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"), [("omit_response_id", "no_id"), ("omit_call_id", "unproven")]
+    ("fault", "reason"), [("omit_response_id", "no_id"), ("omit_call_id", "ambiguous")]
 )
 async def test_full_sends_to_a_server_without_ids_are_fallbacks(
     store: Store, connected: Connect, kedge_server: TestServer, fault: str, reason: str
@@ -95,6 +95,48 @@ async def test_full_sends_to_a_server_without_ids_are_fallbacks(
     assert describe(plans[0]) == describe(plans[1])
     requests = (await analyze(store)).requests
     assert [(each.name, each.count) for each in requests.fallbacks] == [(reason, 1)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("omit_response_id", "no_id"), ("change_completed=text", "ambiguous")],
+)
+@pytest.mark.parametrize("mode", ["chained", "conversation"])
+async def test_reason_for_an_older_anchor_survives(
+    store: Store,
+    connected: Connect,
+    kedge_server: TestServer,
+    fault: str,
+    reason: Reason,
+    mode: Mode,
+) -> None:
+    """The plan, the record and a conversation that is opened again say why the last answer is not continued."""
+    conversation = await Conversation.create(connected(), store=store, mode=mode)
+    first = await conversation.send("My name is Ada.")
+    kedge_server.faults.set(fault, times=1)
+    async with conversation.stream("What is 2+3?") as stream:
+        async for _ in stream:
+            pass
+    (answered,) = stream.reply.requests
+    assert (answered.status, answered.unusable_reason) == ("completed", reason)
+    opened = await Conversation.open(connected(), store=store, id=conversation.id)
+    follower = await Conversation.open(connected(), store=store, id=conversation.id)
+    plans = [each.plan("What is my name?", streaming=True) for each in (conversation, opened)]
+    assert describe(plans[0]) == describe(plans[1])
+    if mode == "chained":
+        assert [(each.response_id, each.reason) for each in plans[1].rejected] == [
+            (answered.provider_response_id, reason)
+        ]
+        assert plans[1].previous_response_id == first.requests[0].provider_response_id
+    else:
+        assert plans[1].fallback == reason
+    assert REASONS[reason] in plans[1].explain()
+    sent = (await opened.send("What is my name?")).requests[0]
+    assert [each.reason for each in sent.rejected] == [reason] * (mode == "chained")
+    await follower.refresh()
+    assert get_state(follower.turn) == get_state(opened.turn)
+    stored = await store.responses(conversation.row)
+    assert [each.unusable_reason for each in stored] == ["", reason, ""]
 
 
 async def test_reason_after_a_compaction(store: Store, connected: Connect) -> None:

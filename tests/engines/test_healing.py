@@ -16,7 +16,7 @@ from kedge.engines.heal_rules import RequestSummary, classify_error, find_lost, 
 from kedge.engines.http_errors import parse_error
 from kedge.errors import ChainRefused, RequestRefused
 from kedge.events.run import Healed, ModeChanged
-from kedge.planning import get_state
+from kedge.planning import RequestPlan, get_state
 from kedge.testing import serve
 from kedge.turns import ReasoningBlock, Turn, user
 from planning.recorded_turns import NOW, add_response, make_plan
@@ -92,7 +92,7 @@ async def test_a_reason_is_healed_once_and_then_raised() -> None:
 
 
 async def test_response_with_a_reused_id_is_no_anchor() -> None:
-    """The blocks of the response stay in the Turn, without an anchor record."""
+    """The blocks of the response stay in the Turn, and neither response with the id is continued."""
     message = {"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}
     answer = json_response({"id": "resp_1", "status": "completed", "output": [message]})
     async with connect_to(answer, trust="always") as engine:
@@ -100,7 +100,30 @@ async def test_response_with_a_reused_id_is_no_anchor() -> None:
         assert [each.status for each in get_state(turn).anchors] == ["completed"]
         turn = await engine.run(turn.append(user("Again")))
     assert [block.text for block in turn] == ["Hello", "Hi", "Again", "Hi"]
-    assert [each.status for each in get_state(turn).anchors] == ["lost"]
+    assert [each.status for each in get_state(turn).anchors] == ["reused_id"]
+
+
+async def test_plan_gives_the_reason_for_an_older_anchor() -> None:
+    """After an answer without content or without an id, the older anchor has that reason; an answer to it is normal."""
+    message = {"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}
+    answers = [("resp_1", [message]), ("resp_2", []), ("", [message]), ("resp_4", [message])]
+    replies = [{"id": name, "status": "completed", "output": items} for name, items in answers]
+
+    async def reply(request: Request) -> Response:
+        await request.body()
+        return json_response(replies.pop(0))
+
+    plans: list[RequestPlan] = []
+    async with connect_to(reply, trust="always") as engine:
+        turn = Turn()
+        for text in ("One", "Two", "Three", "Four"):
+            turn = turn.append(user(text))
+            plans.append(engine.plan(turn))
+            turn = await engine.run(turn)
+        plans.append(engine.plan(turn.append(user("Five"))))
+    rejected = [[(each.response_id, each.reason) for each in plan.rejected] for plan in plans]
+    assert rejected == [[], [], [("resp_2", "empty")], [("", "no_id"), ("resp_2", "empty")], []]
+    assert [plan.anchor_id for plan in plans] == ["", "resp_1", "resp_1", "resp_1", "resp_4"]
 
 
 CHAINED = RequestSummary(previous_response_id="resp_1")

@@ -68,13 +68,26 @@ def test_parent_without_a_root_counts_as_root() -> None:
 
 
 def test_response_without_an_id_is_not_an_anchor() -> None:
-    """Blocks of a response without an id are appended, and the state does not change."""
+    """Blocks of a response without an id are appended, and its record is the reason for an older anchor."""
     turn = make_exchanges(1).append(user("u"))
     answered = add_response(turn, "", assistant("nameless"))
     assert answered[-1] == assistant("nameless")
     assert "response_id" not in answered[-1].metadata
-    assert get_state(answered) == get_state(turn)
-    assert make_plan(answered).previous_response_id == "R1"
+    assert get_state(answered).previous_response_id == "R1"
+    plan = make_plan(answered.append(user("v")))
+    assert (plan.previous_response_id, plan.reason) == ("R1", "")
+    assert [(each.response_id, each.reason) for each in plan.rejected] == [("", "no_id")]
+    assert "Not used: the last answer, because it came without an id." in plan.explain()
+
+
+def test_only_the_newest_response_without_an_id_has_a_record() -> None:
+    """A server that never sends ids does not fill the state, and an edit of the answer does not hide the reason."""
+    turn = make_exchanges(1)
+    for text in "uvw":
+        turn = add_response(turn.append(user(text)), "", assistant(text.upper()))
+    assert [each.status for each in get_state(turn).anchors] == ["completed", "no_id"]
+    edited = turn.edit(turn[-1].id, assistant("edited")).append(user("x"))
+    assert [each.reason for each in make_plan(edited).rejected] == ["no_id"]
 
 
 def test_plan_of_another_turn_creates_no_anchor() -> None:

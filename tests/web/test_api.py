@@ -118,6 +118,24 @@ def test_past_and_next_plans_are_available(page: PageServer) -> None:
     assert page.client.get(f"/api/conversations/{name}/plans/1").status_code == 404
 
 
+def test_plans_give_the_reason_for_an_older_anchor(empty_page: PageServer) -> None:
+    """The next plan, the record of the request and its card say that the last answer came without an id."""
+    page, name = empty_page, empty_page.create_conversation("First")
+    path = f"/api/conversations/{name}"
+    page.faults.set("omit_response_id", times=1)
+    unnamed = page.post(f"{path}/turns", text="Second")
+    words = "the last answer, because it came without an id."
+    rejected = [{"response_id": "", "reason": "no_id", "words": words}]
+    plan = page.get(f"{path}/plan", text="Third")
+    assert (plan["rejected"], bool(plan["anchor"])) == (rejected, True)
+    assert f"Not used: {words}" in plan["explanation"]
+    node = page.post(f"{path}/turns", text="Third")["node"]
+    assert page.get(f"{path}/plans/{node}")["rejected"] == rejected
+    assert words in page.client.get(f"/conversations/{name}/plans/{node}").text
+    card = page.client.get(f"/conversations/{name}/plans/{unnamed['node']}").text
+    assert "Later requests cannot continue the answer, because it came without an id." in card
+
+
 def test_fork_is_a_separate_conversation(page: PageServer) -> None:
     """A fork at a response, node or block shares the messages before it and continues separately."""
     name = page.create_conversation("First", "Second", title="Origin")

@@ -13,7 +13,7 @@ and how to heal.
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,11 +38,11 @@ from kedge.memory.judge import MemoryCheck
 from kedge.memory.tokens import hash_settings
 from kedge.observe import count, get_logger, measure
 from kedge.planning import CacheRules, Mode, RequestPlan
-from kedge.planning.anchors import validate_mode
+from kedge.planning.anchors import is_unusable_status, validate_mode
 from kedge.planning.cache_plan import PromptHead, plan_cache
 from kedge.planning.render import measure_full_body
 from kedge.schemas.json_schema import infer_tool_name
-from kedge.turns import Turn, system
+from kedge.turns import Block, Turn, system
 
 if TYPE_CHECKING:
     from kedge.events import AnthropicDecoder, ChatDecoder, ResponsesDecoder
@@ -501,34 +501,32 @@ class RequestEngine(Engine):
         reused: bool = False,
         counted: planning.TokenCounts | None = None,
     ) -> Turn:
-        """Return the Turn with the blocks of the response, and with its anchor if the response can be one.
+        """Return the Turn with the blocks of the response, and with its record as an anchor.
 
-        Of a response that the server generates in the background only the id is recorded. ``lost`` means that the
-        server's context differs from the Turn, ``reused`` that the server has issued the id before.
+        Of a response that the server generates in the background only the id is recorded, and of one that can never
+        be continued the reason. ``lost`` means that the server's context differs from the Turn, ``reused`` that the
+        server has issued the id before.
         """
         if outcome.status not in ("completed", "incomplete", "running"):
             return turn
-        is_running, is_complete = outcome.status == "running", outcome.status == "completed"
-        blocks, problem = outcome.blocks if is_complete else outcome.whole_blocks, ""
-        if is_running:
+        blocks: Sequence[Block] = outcome.whole_blocks
+        if outcome.status == "running":
             blocks = ()
-        elif not outcome.response_id:
-            problem = "the response came without an id"
-        elif reused:
-            problem = "the response came with the id of an earlier one"
-        elif not outcome.blocks:
-            problem = "the answer is empty"
-        elif self.is_stateful:
-            problem = outcome.anchor_problem
-        if problem:
-            if self.is_stateful:
-                response_id = outcome.response_id
-                log.warning("no anchor: %s", problem, response_id=response_id, turn_id=turn.id)
+        elif outcome.completed:
+            blocks = outcome.blocks
+        status = self._find_anchor_status(outcome, lost=lost, reused=reused)
+        if is_unusable_status(status):
+            if not self.is_stateful:
+                return turn.append(*planning.tag_blocks(blocks, outcome.response_id))
+            problem = outcome.anchor_problem if status == "ambiguous" else planning.REASONS[status]
+            log.warning(
+                "the answer cannot be continued: %s",
+                problem,
+                response_id=outcome.response_id,
+                turn_id=turn.id,
+            )
+            if status == "no_id":
                 count("responses_without_id_total")
-            return turn.append(*planning.tag_blocks(blocks, outcome.response_id))
-        status: planning.Status = "running" if is_running else "incomplete"
-        if is_complete:
-            status = "lost" if lost else "completed"
         log.debug("the response is %s", status, response_id=outcome.response_id)
         return planning.record_response(
             turn,
@@ -543,6 +541,22 @@ class RequestEngine(Engine):
             head=self.is_stateful,
             counted=counted,
         )
+
+    def _find_anchor_status(self, outcome: Outcome, *, lost: bool, reused: bool) -> planning.Status:
+        """Return the status of a response as an anchor; the arguments are those of ``_record_outcome``."""
+        if outcome.status == "running":
+            return "running"
+        if not outcome.response_id:
+            return "no_id"
+        if reused:
+            return "reused_id"
+        if not outcome.blocks:
+            return "empty"
+        if outcome.anchor_problem and self.is_stateful:
+            return "ambiguous"
+        if not outcome.completed:
+            return "incomplete"
+        return "lost" if lost else "completed"
 
     def _read_token_count(self, answer: Mapping[str, Any]) -> int:
         """Return the number of tokens that the server counted for a request."""

@@ -25,7 +25,8 @@ from kedge.events.items import ItemTable
 from kedge.events.request_record import RequestRecord
 from kedge.observe import bind_fields, count, get_logger
 from kedge.observe.metrics import Value, measure_all
-from kedge.planning import RequestPlan, find_running, get_state
+from kedge.planning import RequestPlan, find_running, get_state, prefix_digest
+from kedge.planning.anchors import is_unusable_status
 from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, PromptHead
 from kedge.planning.explain import describe_rejection
 from kedge.planning.plan import is_fallback_reason, name_send
@@ -157,15 +158,19 @@ class RequestLog:
 
     def complete(self, outcome: Outcome, turn: Turn) -> RequestRecord:
         """Return the record of the current request with its answer, which is at the end of this Turn."""
-        response_id, is_running = outcome.response_id, outcome.status == "running"
-        anchor = get_state(turn).anchor(response_id) if response_id else None
+        response_id = outcome.response_id
+        anchor = get_state(turn).anchor(response_id)
+        if not response_id and anchor and anchor.digest != prefix_digest(turn):
+            anchor = None  # the record of an earlier answer without an id
         members: dict[str, Any] = {}
         if anchor:
             values = _get_anchor_members(anchor)
             members = dict(zip(request_record.ANCHOR_MEMBERS, values, strict=True))
-        members["status"] = "running" if is_running else "completed"
+        members["status"] = "running" if outcome.status == "running" else "completed"
         if anchor and anchor.status == "lost":
             members.update(status="lost", lost_reason="forgot")
+        elif anchor and is_unusable_status(anchor.status):
+            members["unusable_reason"] = anchor.status
         members.update(provider_response_id=response_id, model=outcome.model or self.model)
         return self._finish(members, outcome.usage)
 

@@ -421,7 +421,7 @@ class ResponsesEngine(RequestEngine):
             # The model made these calls without the context, so they are not run.
             texts = tuple(b for b in outcome.blocks if isinstance(b, AssistantBlock))
             if len(texts) < len(outcome.blocks) and outcome.completed:
-                outcome = replace(outcome, blocks=texts, response_id="")
+                outcome = replace(outcome, blocks=texts)
         finished = self._record_outcome(
             session,
             turn if state is before else set_state(turn, state),

@@ -8,7 +8,7 @@ in the Turn that waits for it, so that the run that receives the answer complete
 from collections.abc import Iterable
 from functools import reduce
 from operator import add
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -86,6 +86,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     derived: tuple[str, ...] = ()
     counted: TokenCounts | None = None
     lost_reason: str = ""
+    """Why the server no longer has the response; empty if it has."""
+    unusable_reason: str = ""
+    """Why later requests cannot continue the response although it is complete; see ``REASONS``. Empty if they can."""
     predicted_cached_tokens: int | None = None
     cache_write_tokens: int | None = None
     cache_savings: float | None = None
@@ -144,7 +147,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
         """The anchor for this response; ``None`` if its context is not known."""
         if not self.digest:
             return None
-        status = "failed" if self.status in ("refused", "cut") else self.status
+        status: Any = self.unusable_reason or self.status
+        if status in ("refused", "cut"):
+            status = "failed"
         members = {name: getattr(self, name) for name in ANCHOR_MEMBERS}
         return AnchorRecord(self.provider_response_id, status=status, **members)
 

@@ -12,11 +12,12 @@ one full send.
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import msgspec
 from msgspec import structs
 from msgspec.structs import force_setattr, replace
+from typing_extensions import TypeIs
 
 from kedge.arguments import check_choice
 from kedge.observe import get_logger
@@ -32,9 +33,14 @@ if TYPE_CHECKING:
 
 log = get_logger("kedge.planning")
 
-Status = Literal["completed", "incomplete", "running", "failed", "cancelled", "lost"]
+UnusableStatus = Literal["no_id", "reused_id", "empty", "ambiguous"]
+"""Why a complete response can never be continued, although the server may have it."""
+UNUSABLE_STATUSES: tuple[UnusableStatus, ...] = get_args(UnusableStatus)
+Status = Literal[
+    "completed", "incomplete", "running", "failed", "cancelled", "lost", UnusableStatus
+]
 """The status of an anchor's response; ``running`` means that the server generates it in the background, ``lost``
-that the server no longer has it."""
+that the server no longer has it. The record of an unusable response is only a reason."""
 Reason = Literal[
     "scope",
     "incomplete",
@@ -48,7 +54,7 @@ Reason = Literal[
     "untrusted",
     "empty_input",
     "taken",
-    "no_id",
+    UnusableStatus,
 ]
 """The reason why a candidate is not used as the anchor of a request."""
 
@@ -66,6 +72,9 @@ REASONS: dict[Reason, str] = {
     "empty_input": "the server rejects a request that only names it, without new blocks",
     "taken": "another line of history continues its conversation object, or may have done so",
     "no_id": "it came without an id",
+    "reused_id": "the server had given its id to an earlier answer",
+    "empty": "it has no content",
+    "ambiguous": "its parts contradict each other, so it is not known what the server stored",
 }
 """A description of every reason to reject a candidate."""
 
@@ -108,13 +117,13 @@ class AnchorRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     Nothing is checked, because a record with wrong values matches no Turn.
 
     Attributes:
-        response_id: The id of the response.
+        response_id: The id of the response; empty if it came without one.
         scope: The provider, endpoint and account that stores it.
         digest: The digest of the complete context of the response, including its output.
         block_count: The number of blocks of the Turn that the digest covers.
         depth: The number of responses in its chain, including itself.
         root_created_at: When the first response of the chain was created, in seconds since the epoch.
-        status: Its status; ``lost`` if the server no longer has it.
+        status: Its status; ``lost`` if the server no longer has it, or why it can never be continued.
         stored: Whether the server stored it.
         created_at: When it was created, in seconds since the epoch.
         expires_at: When the server drops it, or None.
@@ -155,7 +164,16 @@ class RejectedAnchor(msgspec.Struct, frozen=True):
     record: AnchorRecord
 
     def __str__(self) -> str:
-        return f"{self.response_id}: {REASONS[self.reason]}"
+        return f"{self.name}: {REASONS[self.reason]}"
+
+    @property
+    def name(self) -> str:
+        """The id of the response, or words for the last answer if it came without an id."""
+        return self.response_id or UNNAMED_ANSWER
+
+
+UNNAMED_ANSWER = "the last answer"
+"""The name of an answer without an id. Of these, only the last one of a server has a record."""
 
 
 _CONVERSATION_SUFFIX = " conversation:"
@@ -174,6 +192,23 @@ def get_conversation_id(scope: str) -> str:
 def base_scope(scope: str) -> str:
     """Return the provider's scope, without the conversation object."""
     return scope.partition(_CONVERSATION_SUFFIX)[0]
+
+
+def drop_replaced(records: Iterable[AnchorRecord]) -> list[AnchorRecord]:
+    """Return the records without those that a newer unusable one has replaced, as `with_anchor` does."""
+    listed = sorted(records, key=attrgetter("created_at"))
+    newest = {
+        (record.response_id, record.scope): record
+        for record in listed
+        if is_unusable_status(record.status)
+    }
+    if not newest:
+        return listed
+    return [
+        record
+        for record in listed
+        if newest.get((record.response_id, record.scope), record) is record
+    ]
 
 
 def matches_prefix(record: AnchorRecord, index: PrefixIndex, covered: int) -> bool:
@@ -240,6 +275,11 @@ def has_hidden_context(body: Mapping[str, Any]) -> bool:
     return body.get("prompt") is not None
 
 
+def is_unusable_status(status: str) -> TypeIs[UnusableStatus]:
+    """Return whether a response with this status can never be continued, although it is complete."""
+    return status in UNUSABLE_STATUSES
+
+
 def unavailable_reason(
     record: AnchorRecord,
     scope: str,
@@ -248,10 +288,12 @@ def unavailable_reason(
     not_before: float = 0.0,
 ) -> Reason | None:
     """Return why a response is not available on the server, or None if it is."""
-    if not record.response_id:
-        return "unproven"
     if record.scope != scope:
         return "scope"
+    if is_unusable_status(record.status):
+        return record.status
+    if not record.response_id:
+        return "unproven"
     if record.status == "lost" or record.created_at < not_before:
         return "lost"
     if record.status != "completed":
@@ -519,8 +561,9 @@ def record_response(
 ) -> Turn:
     """Append the blocks of a response to the Turn that was sent, and record an anchor.
 
-    No anchor is recorded for a response without an id, or if ``plan`` was made for another Turn, because the
-    context of the response is then unknown.
+    The record of a response that can never be continued, such as one without an id, is only the reason why an
+    older one is continued. Nothing is recorded if ``plan`` was made for another Turn, because the context of the
+    response is then unknown.
 
     Args:
         turn: The Turn that was sent.
@@ -528,7 +571,7 @@ def record_response(
         response_id: The id of the response; may be empty.
         plan: The plan that the request was built from.
         created_at: When the response was created, in seconds since the epoch.
-        status: The status of the response.
+        status: The status of the response; ``no_id`` is set for any complete one without an id.
         stored: Whether the server was asked to store it.
         retention: Seconds for which the server stores it; None if it does not expire.
         conversation_id: The server-side conversation object that was used, if any.
@@ -543,25 +586,39 @@ def record_response(
     output = tag_blocks(blocks, response_id)
     turn = turn.append(*output)
     log.debug("tagged %d blocks", len(output), response_id=response_id, turn_id=turn.id)
-    if not response_id or not was_sent:
-        log.debug("no anchor: the response has no id, or another Turn was sent", turn_id=turn.id)
+    if not was_sent:
+        log.debug("no anchor: another Turn was sent", turn_id=turn.id)
         return turn
+    if not response_id:
+        if status == "running":  # without an id it cannot be fetched
+            return turn
+        status = "no_id"
     parent, index = plan.anchor, get_prefix_index(turn)
     covered, start = index.count(turn.body_length), turn.body_length - len(output)
     derived = derived_digests(output)
     # The server's memory starts at a compaction in the output, or as planned.
     compactions = [at for at in index.barriers if start <= at < turn.body_length] if derived else ()
+    depth = 1
+    root_created_at = created_at
+    expires_at = None if retention is None else created_at + retention
+    if is_unusable_status(status):  # it is part of no chain
+        depth = 0
+        root_created_at = 0.0
+        expires_at = None
+    elif parent:
+        depth = parent.depth + 1
+        root_created_at = parent.root_created_at or parent.created_at
     record = AnchorRecord(
         response_id=response_id,
         scope=conversation_scope(plan.scope, conversation_id) if conversation_id else plan.scope,
         digest=index.digest(covered),
         block_count=covered,
-        depth=parent.depth + 1 if parent else 1,
-        root_created_at=parent.root_created_at or parent.created_at if parent else created_at,
+        depth=depth,
+        root_created_at=root_created_at,
         status=status,
         stored=stored,
         created_at=created_at,
-        expires_at=None if retention is None else created_at + retention,
+        expires_at=expires_at,
         barrier=index.count(compactions[-1]) if compactions else plan.barrier,
         derived=derived,
         counted=counted,

@@ -108,16 +108,16 @@ def describe_full_send(mode: str, reason: str, *, has_candidates: bool) -> str:
 def describe_rejection(rejected: RejectedAnchor, plan: "RequestPlan") -> str:
     """Return one sentence with the response that is not used, and the reason."""
     record = rejected.record
-    text = f"{rejected.response_id}, because {REASONS[rejected.reason]}"
+    text = f"{rejected.name}, because {REASONS[rejected.reason]}"
     if rejected.reason != "changed":
         return f"{text}."
     if plan.barrier is not None and record.block_count <= plan.barrier:
-        return f"{rejected.response_id}, because a compaction has replaced it."
+        return f"{rejected.name}, because a compaction has replaced it."
     if record.block_count > plan.block_count:
         end = (
             f" (with block {plan.find_position(plan.block_count - 1)})" if plan.block_count else ""
         )
-        return f"{rejected.response_id}, because the conversation now ends before it{end}."
+        return f"{rejected.name}, because the conversation now ends before it{end}."
     start = plan.anchor.block_count if plan.anchor else 0
     first, last = plan.find_position(start), plan.find_position(record.block_count - 1)
     return f"{text} (somewhere in blocks {first} to {last})."

@@ -27,6 +27,7 @@ from kedge.planning.anchors import (
     base_scope,
     conversation_scope,
     get_state,
+    is_unusable_status,
     matches_prefix,
     unavailable_reason,
 )
@@ -384,9 +385,12 @@ def _iter_candidates(
 
 
 def _is_new_candidate(record: AnchorRecord, state: ConversationState) -> bool:
-    """Return whether a record from elsewhere is new to the state; a lost record stays lost."""
+    """Return whether a record from elsewhere is new to the state; a lost or unusable record remains so."""
     known = state.anchor(record.response_id, record.scope)
-    return known is None or (known != record and known.status != "lost")
+    if known is None:
+        return True
+    is_lost = known.status == "lost" or is_unusable_status(known.status)
+    return known != record and not is_lost
 
 
 def _choose_anchor(
@@ -414,8 +418,9 @@ def _find_unused_answer(plan: RequestPlan) -> Reason | None:
     if not isinstance(plan.source, Turn):
         return None
     anchors = get_state(plan.source).anchors
-    if any(base_scope(record.scope) == scope for record in reversed(anchors)):
-        return "scope"
+    for record in reversed(anchors):
+        if base_scope(record.scope) == scope:
+            return record.status if is_unusable_status(record.status) else "scope"
     known = {record.response_id for record in anchors}
     for block in reversed(plan.delta):
         if block.origin == ENGINE and block.response_id not in known:

@@ -11,7 +11,7 @@ from kedge.arguments import check_count
 from kedge.database.transactions import Tx
 from kedge.events.request_record import RequestRecord
 from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state
-from kedge.planning.anchors import MODES
+from kedge.planning.anchors import MODES, drop_replaced
 from kedge.store.nodes import (
     NODE_COLUMNS,
     find_newest_below,
@@ -138,7 +138,7 @@ def _load_records(tx: Tx, node: Node, known: int, retention: float | None) -> li
     rows = tx.rows(_SELECT_RECORDS, (node.id, node.tree, known))
     if any(row[1] not in tx.scopes for row in rows):
         tx.scopes.update(tx.rows("SELECT number, name FROM scopes"))
-    return [anchor_from_row(row, tx.scopes.get(row[1], ""), retention) for row in rows]
+    return drop_replaced(anchor_from_row(row, tx.scopes.get(row[1], ""), retention) for row in rows)
 
 
 def find_newest_response(

@@ -28,8 +28,11 @@ STORED_COLUMNS = (*RESPONSE_COLUMNS, "checksum")
 _get_columns = attrgetter(*RESPONSE_COLUMNS)
 CHECKSUM_BYTES = 8
 _NULLABLE_TEXTS = frozenset(
-    {"provider_response_id", "anchor", "reason", "healed", "error", "lost_reason", "settings"}
-)
+    {
+        "provider_response_id", "anchor", "reason", "healed", "error", "lost_reason", "unusable_reason",
+        "settings",
+    }
+)  # fmt: skip
 """Members that are an empty string in Python and NULL in the database."""
 
 INSERT_RESPONSE = (
@@ -194,7 +197,7 @@ def find_anchors(
             f"SELECT {ANCHOR_COLUMNS}, c.retention FROM responses r "
             "JOIN scopes s ON s.number = r.scope JOIN conversations c ON c.number = r.conversation "
             f"WHERE r.digest IN ({marks(chunk)}) AND s.name = ? AND r.status = 'completed' "
-            "AND c.namespace = ?",
+            "AND r.unusable_reason IS NULL AND c.namespace = ?",
             (*map(pack_digest, chunk), scope, tx.namespace),
         )
         if rows:
@@ -208,7 +211,7 @@ def find_anchors(
 
 ANCHOR_COLUMNS = (
     "r.provider_response_id, r.scope, r.digest, r.block_count, r.depth, r.root_created_at, r.status, "
-    "r.stored, r.created_at, r.expires_at, r.barrier, r.derived, r.counted"
+    "r.stored, r.created_at, r.expires_at, r.barrier, r.derived, r.counted, r.unusable_reason"
 )
 """The columns of a response from which its anchor is built."""
 _ANCHOR_STATUS: dict[str, Status] = {"refused": "failed", "cut": "failed"}
@@ -217,7 +220,7 @@ _ANCHOR_STATUS: dict[str, Status] = {"refused": "failed", "cut": "failed"}
 def anchor_from_row(row: Row, scope: str, retention: float | None) -> AnchorRecord:
     """Return the anchor in a row of `ANCHOR_COLUMNS`, which expires after ``retention`` seconds at the latest."""
     name, _, digest, count, depth, root, status, stored, created_at, expires_at, *rest = row
-    barrier, derived, counted = rest
+    barrier, derived, counted, unusable_reason = rest
     return AnchorRecord(
         name or "",
         scope,
@@ -225,7 +228,7 @@ def anchor_from_row(row: Row, scope: str, retention: float | None) -> AnchorReco
         count,
         depth,
         root,
-        _ANCHOR_STATUS.get(status) or status,
+        unusable_reason or _ANCHOR_STATUS.get(status) or status,
         bool(stored),
         created_at,
         limit_expiry(created_at, expires_at, retention),

@@ -110,6 +110,7 @@ CREATE TABLE responses (
     barrier BIGINT,
     derived TEXT,
     lost_reason TEXT,
+    unusable_reason TEXT,
     counted TEXT,
     predicted_cached_tokens BIGINT,
     cache_write_tokens BIGINT,

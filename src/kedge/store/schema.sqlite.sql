@@ -111,6 +111,7 @@ CREATE TABLE responses (
     barrier INTEGER,
     derived TEXT,
     lost_reason TEXT,
+    unusable_reason TEXT,
     counted TEXT,
     predicted_cached_tokens INTEGER,
     cache_write_tokens INTEGER,

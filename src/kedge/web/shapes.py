@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, c
 
 from kedge.analytics import Analytics, Bucket, ConversationStats
 from kedge.events import Usage
+from kedge.planning.anchors import REASONS, is_unusable_status
 from kedge.planning.explain import describe_full_send, describe_rejection
 from kedge.store import ConversationRow, Hit, Node, ProxiedRequest, RequestRecord
 from kedge.store.proxied_requests import ProxyTotals
@@ -240,12 +241,13 @@ class WorkflowPage(ApiModel):
     "provider response_id model mode anchor reason healed sent_blocks sent_bytes saved_blocks saved_bytes "
     "results_by_id results_by_fallback results_unmatched rejected input_tokens cached_tokens output_tokens "
     "reasoning_tokens predicted_cached_tokens cache_write_tokens cache_savings cost first_token_seconds seconds status "
-    "lost_reason error created_at expires_at stored depth settings",
+    "lost_reason unusable_reason error created_at expires_at stored depth settings",
     sent_bytes="The size of the request body, with tool definitions and settings; 0 if it was not sent.",
     results_by_id="Tool results since the newest answer, matched to their calls by the provider's ids.",
     results_by_fallback="Those that are matched by another id.",
     results_unmatched="Results without a call, which were removed.",
     lost_reason="Why the server no longer has it; empty if it has.",
+    unusable_reason="Why later requests cannot continue it although it is complete; empty if they can.",
 )
 class ResponseShape(ApiModel):
     """A response with its usage and timing."""
@@ -422,6 +424,8 @@ def iter_notes(row: RequestRecord) -> Iterable[str]:
         yield f"{capitalize(HEALING_TEXTS.get(row.healed, f'resent: {row.healed}'))}."
     if row.lost_reason:
         yield f"Later requests cannot use it: {LOST_TEXTS.get(row.lost_reason, row.lost_reason)}."
+    if is_unusable_status(row.unusable_reason):
+        yield f"Later requests cannot continue the answer, because {REASONS[row.unusable_reason]}."
     if row.omitted:
         yield f"Left out: {pluralize(len(row.omitted), 'block')} of reasoning or compaction."
 
