@@ -49,6 +49,16 @@ def test_message_argument_is_answered_and_nothing_is_read() -> None:
     assert 'You said first: "What is 2+3?"' in reply["text"]
 
 
+def test_json_has_the_reasoning_text(kedge_server: TestServer) -> None:
+    """A turn has the reasoning that the provider shows, also in ``kedge show``, and otherwise an empty text."""
+    model = f"chat:{kedge_server.base_url}#practice"
+    reply = run_json("chat", "Think about two.", "--model", model, "-c", "thoughts")
+    blocks = run_json("show", "thoughts")["blocks"]
+    (stored,) = [each for each in blocks if each["kind"] == "reasoning"]
+    assert reply["reasoning"] == "\n\n".join(stored["texts"]) != ""
+    assert run_json("chat", "What is 2+3?", "--model", model)["reasoning"] == ""
+
+
 def read_last_question(name: str) -> list[dict[str, Any]]:
     """Return the content of the newest message of a user in a stored conversation."""
     blocks = run_json("show", name)["blocks"]

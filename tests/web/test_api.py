@@ -4,6 +4,8 @@ import json
 from typing import Any
 from urllib.parse import quote
 
+import pytest
+
 from for_each import for_each
 from web.conftest import PageServer
 
@@ -102,6 +104,31 @@ def test_turn_can_be_streamed(page: PageServer) -> None:
     assert kinds.count("plan") == 2
     assert {"tool", "tool_done", "done"} <= set(kinds)
     assert len(page.get(f"/api/conversations/{name}/chain")["nodes"]) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_has_the_reasoning_text(page: PageServer, *, stream: bool) -> None:
+    """The turn, its event and a stored answer have the reasoning; a provider that hides it gives an empty text."""
+    path = f"/api/conversations/{page.create_conversation()}/turns"
+    body = {
+        "text": "Think about two.",
+        "reasoning": {"summary": "auto"},
+        "key": "k",
+        "stream": stream,
+    }
+
+    def send(body: dict[str, Any]) -> Any:
+        answer = page.client.post(path, json=body)
+        return parse_events(answer.text)[-1]["turn"] if stream else answer.json()
+
+    turn = send(body)
+    (stored,) = [each for each in page.get(path)["blocks"] if each["kind"] == "reasoning"]
+    assert turn["reasoning"] == "\n\n".join(stored["summary"]) != ""
+    again = send(body)
+    assert (again["stored"], again["reasoning"]) == (True, turn["reasoning"])
+    assert send({"text": "Think about three.", "stream": stream})["reasoning"] == ""
+    schema = page.get("/api/openapi.json")["components"]["schemas"]["TurnShape"]
+    assert "reasoning" in schema["required"]
 
 
 def test_past_and_next_plans_are_available(page: PageServer) -> None:

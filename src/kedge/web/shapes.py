@@ -165,6 +165,9 @@ class TurnShape(ApiModel):
     node: int
     response_id: str
     text: str
+    reasoning: str = Field(
+        description="The reasoning of the last response, or its summary; empty if the provider does not show it."
+    )
     model: str
     status: str = Field(description="`completed`, or `running` in the background.")
     usage: UsageShape
