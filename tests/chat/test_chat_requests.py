@@ -290,7 +290,7 @@ async def test_resend_to_a_server_that_forgets_is_compacted(
     """What is known of a server in streams, or with one model, decides whether such a call is limited."""
     engine = connect(f"responses:{server.base_url}#practice", api_key="one")
     plain = open_chat(engine)
-    model = {} if is_stream else {"model": "another"}
+    model: dict[str, Any] = {} if is_stream else {"model": "another"}
     server.faults.set("forget_silently")
     state = None
     for n in range(4):

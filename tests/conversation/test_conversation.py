@@ -378,6 +378,64 @@ async def test_goto_moves_head_to_any_position(conversation: Conversation) -> No
             await conversation.goto(position)
 
 
+async def test_nodes_and_blocks_are_positions(conversation: Conversation) -> None:
+    """Every method with a position or a block accepts the objects, besides their numbers and ids."""
+    await conversation.send("My name is Ada.")
+    second = await conversation.send("What is my name?")
+    asked, answered = [node for node in await conversation.path() if node.depth in (1, 2)]
+    name, greeting, question, answer = second.turn.blocks
+    assert (await conversation.diff(answered)).removed == (question, answer)
+    assert (await conversation.diff(question)).removed == (answer,)
+    assert (await conversation.fork(at=answered)).turn.blocks == (name, greeting)
+    fork = await conversation.fork(question)
+    assert fork.turn.blocks == (name, greeting, question)
+    await fork.merge_summary_of(answered)
+    await conversation.send("And now?", at=answered)
+    assert conversation.turn.blocks[:2] == (name, greeting)
+    await conversation.send("What else?", at=greeting)
+    assert [block.text for block in conversation.turn[1:3]] == [greeting.text, "What else?"]  # pyright: ignore[reportAttributeAccessIssue]
+    assert (await conversation.goto(asked)).head == asked.id
+    await conversation.edit(name, "My name is Bob.")
+    assert (await conversation.send("What is my name?", at=conversation.turn[0])).text.endswith(
+        "Bob."
+    )
+    await conversation.remove(conversation.turn[0])
+    await conversation.truncate(conversation.turn[0])
+    assert len(conversation.turn) == 1
+    assert (await conversation.goto(conversation.turn[0])).turn == conversation.turn
+
+
+async def test_unanswered_question_is_resumed_by_its_node(conversation: Conversation) -> None:
+    """`resume` accepts a node that `pending` returned."""
+    async with conversation.stream("Count to 50") as stream:
+        await anext(stream)
+    (question,) = await conversation.pending()
+    assert isinstance(question, Node)
+    assert (await conversation.resume(question)).node > question.id
+
+
+async def test_positions_of_another_conversation_are_rejected(
+    store: Store, connected: Connect, conversation: Conversation
+) -> None:
+    """A node of another tree is no position here, even if its number is one, and neither is a removed block."""
+    await conversation.send("My name is Ada.")
+    other = await Conversation.create(connected(), store=store)
+    await other.send("My name is Bob.")
+    (node,) = [node for node in await other.path() if node.kind == "answered"]
+    moves: list[Any] = [conversation.goto, conversation.fork, conversation.diff]
+    moves += [conversation.resume, conversation.merge_summary_of]
+    for move in moves:
+        with pytest.raises(errors.NotInStore, match="belongs to another conversation"):
+            await move(node)
+    with pytest.raises(errors.NotInStore, match="belongs to another conversation"):
+        await conversation.send("Hello", at=node)
+    for act in (conversation.goto, conversation.fork):
+        with pytest.raises(errors.NotInStore, match="at the head of this"):
+            await act(other.turn[0])
+    with pytest.raises(errors.InvalidTurn, match="no block with the id"):
+        await conversation.edit(other.turn[0], "My name is Carl.")
+
+
 async def test_calls_of_a_definition_are_left_to_the_caller(store: Store) -> None:
     """A definition among the tools of a conversation is offered; its result is sent as a message."""
     look_up = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}

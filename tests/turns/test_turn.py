@@ -186,6 +186,20 @@ def test_insert_remove_and_truncate_several_blocks() -> None:
         turn.truncate("z")
 
 
+def test_blocks_are_found_by_themselves_and_by_their_ids() -> None:
+    """Methods that take the id of a block take the block, too, also an earlier version of it."""
+    turn = Turn([user(name, id=name) for name in "abcd"])
+    second = turn[1]
+    assert turn.index(second) == 1
+    edited = turn.edit(second, user("B", id="b"))
+    assert edited == turn.edit("b", user("B", id="b"))
+    assert edited.index(second) == 1
+    assert turn.remove(second, turn[3]) == turn.remove("b", "d")
+    assert turn.truncate(second) == turn.truncate("b")
+    with pytest.raises(InvalidTurn, match="no block with the id 'z'"):
+        turn.remove(user("z", id="z"))
+
+
 untyped: Any = turns  # the same module, untyped
 INVALID_CALLS: list[tuple[Any, str]] = [
     (lambda _: untyped.Turn(5), "a Turn must have blocks, not int"),

@@ -20,6 +20,7 @@ from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
 from kedge.conversation import lookup
 from kedge.conversation.checkpoint import Checkpoint
 from kedge.conversation.lazy_conversation import Expected, LazyConversation
+from kedge.conversation.lookup import Position
 from kedge.conversation.run import (
     DEFAULT_LEASE,
     ClaimRequest,
@@ -253,7 +254,7 @@ class Conversation(LazyConversation):
         self,
         *messages: Block | str,
         key: str = "",
-        at: int | str | None = None,
+        at: Position | None = None,
         output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
         **options: Unpack[RequestOptions],
     ) -> Reply[T]:
@@ -263,8 +264,8 @@ class Conversation(LazyConversation):
             *messages: Blocks or texts.
             key: An idempotency key: the same request with the same key runs once, in any process; later
                 calls return the stored reply.
-            at: The node, the id of a response, or the id of a block to continue from instead of the head; the head
-                moves there with the answer.
+            at: The node, response or block to continue from instead of the head: an object, the number of a node,
+                or the id of a response or block. The head moves there with the answer.
             output: The type of the answer: any type that pydantic supports, or a JSON schema.
             **options: The options of an engine's ``run``, such as ``model``.
 
@@ -287,7 +288,7 @@ class Conversation(LazyConversation):
         self,
         *messages: Block | str,
         key: str = "",
-        at: int | str | None = None,
+        at: Position | None = None,
         keep: int | None = None,
         output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
         **options: Unpack[RequestOptions],
@@ -304,7 +305,7 @@ class Conversation(LazyConversation):
 
     async def resume(
         self,
-        node: int | None = None,
+        node: int | Node | None = None,
         *,
         output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
         **options: Unpack[RequestOptions],
@@ -327,7 +328,7 @@ class Conversation(LazyConversation):
 
     def stream_resume(
         self,
-        node: int | None = None,
+        node: int | Node | None = None,
         *,
         restart: bool = False,
         output: TypeForm[T] | OutputSchema[T] | Mapping[str, Any] | None = None,
@@ -436,29 +437,29 @@ class Conversation(LazyConversation):
         row = await self._find_row()
         return await self.store.path(row, self.head) if row else ()
 
-    async def diff(self, other: "Conversation | SyncConversation | int | str") -> TurnDiff:
+    async def diff(self, other: "Conversation | SyncConversation | Position") -> TurnDiff:
         """Return how another conversation or branch differs from this one.
 
         Args:
-            other: Another conversation, or a node or response id of this one's tree.
+            other: Another conversation, or a position of this one, as for ``goto``.
 
         Returns:
             The blocks that are added, removed, modified and moved there.
 
         Raises:
-            NotInStore: This conversation has no such node or response.
+            NotInStore: This conversation has no such node, response or block.
         """
         turn = await self._require_turn()
-        if not isinstance(other, int | str):
-            return diff(turn, await _get_async(other)._require_turn())  # noqa: SLF001
-        node = await self.store.find_node(self.row, other)
-        return diff(turn, (await self.store.load(self.row, node.id)).turn())
+        if isinstance(other, Position):
+            node, length = await self._find_position(other)
+            return diff(turn, (await self.store.load(self.row, node.id)).turn().take(length))
+        return diff(turn, await _get_async(other)._require_turn())  # noqa: SLF001
 
-    async def goto(self, at: int | str) -> Self:
+    async def goto(self, at: Position) -> Self:
         """Move the head to another node; the nodes after it remain in the tree.
 
         Args:
-            at: A node, the id of a response, or the id of a block, which becomes the last one.
+            at: A node or its number, the id of a response, or a block or its id, which becomes the last one.
 
         Returns:
             This conversation.
@@ -473,11 +474,11 @@ class Conversation(LazyConversation):
             await self._change_turn(lambda turn: turn.take(length))
         return self
 
-    async def fork(self, at: int | str | None = None, *, title: str = "") -> Self:
+    async def fork(self, at: Position | None = None, *, title: str = "") -> Self:
         """Create a conversation that continues from here or from an earlier point.
 
         Args:
-            at: A node, the id of a response or the id of a block; by default the head.
+            at: A node or its number, the id of a response, or a block or its id; by default the head.
             title: Its title; by default this one's.
 
         Returns:
@@ -545,11 +546,11 @@ class Conversation(LazyConversation):
         blocks = _filter_blocks(self.engine, map(_as_block, messages))
         return await self._change_turn(lambda turn: turn.insert(index, *blocks))
 
-    async def remove(self, *block_ids: str) -> Node:
+    async def remove(self, *blocks: Block | str) -> Node:
         """Remove blocks; the other blocks remain.
 
         Args:
-            *block_ids: The ids of the blocks to remove.
+            *blocks: The blocks to remove, or their ids.
 
         Returns:
             The new node.
@@ -558,14 +559,14 @@ class Conversation(LazyConversation):
             InvalidTurn: The conversation has no such block.
             HeadConflict: Another process moved the head; the change is stored on a branch.
         """
-        return await self._change_turn(lambda turn: turn.remove(*block_ids))
+        return await self._change_turn(lambda turn: turn.remove(*blocks))
 
-    async def truncate(self, length: int | str) -> Node:
+    async def truncate(self, length: int | Block | str) -> Node:
         """Remove all blocks after the first ones.
 
         Args:
-            length: The number of blocks that remain, negative to count from the end; or the id of the
-                last block that remains.
+            length: The number of blocks that remain, negative to count from the end; or the last block
+                that remains, or its id.
 
         Returns:
             The new node.
@@ -576,11 +577,11 @@ class Conversation(LazyConversation):
         """
         return await self._change_turn(lambda turn: turn.truncate(length))
 
-    async def edit(self, block_id: str, new: Block | str) -> Node:
+    async def edit(self, old: Block | str, new: Block | str) -> Node:
         """Replace a block; the blocks after it remain.
 
         Args:
-            block_id: The id of the block to replace.
+            old: The block to replace, or its id.
             new: The new block, or the text of a user block.
 
         Returns:
@@ -593,8 +594,8 @@ class Conversation(LazyConversation):
         """
 
         def change(turn: Turn) -> Turn:
-            block = build_replacement(turn.blocks[turn.index(block_id)], new)
-            return turn.edit(block_id, *_filter_blocks(self.engine, [block]))
+            block = build_replacement(turn[turn.index(old)], new)
+            return turn.edit(old, *_filter_blocks(self.engine, [block]))
 
         return await self._change_turn(change)
 
@@ -638,7 +639,7 @@ class Conversation(LazyConversation):
         return self._open_stream(run, output, options)
 
     async def merge_summary_of(
-        self, other: "Conversation | SyncConversation | int", *, ask: str = SUMMARY_PROMPT
+        self, other: "Conversation | SyncConversation | int | Node", *, ask: str = SUMMARY_PROMPT
     ) -> Node:
         """Request a summary of another conversation or branch from the model, and append it.
 
@@ -650,9 +651,10 @@ class Conversation(LazyConversation):
             The new node.
         """
         await self._open()
-        if isinstance(other, int):
-            loaded = await self.store.load(self.row, other)
-            shared = (await self.store.differences(self.row, self.head, other)).shared
+        if isinstance(other, int | Node):
+            node = lookup.get_node_number(self.row, other)
+            loaded = await self.store.load(self.row, node)
+            shared = (await self.store.differences(self.row, self.head, node)).shared
             turn = loaded.turn()
         else:
             turn, shared = await _get_async(other)._require_turn(), 0  # noqa: SLF001
@@ -753,17 +755,22 @@ class Conversation(LazyConversation):
         return TurnTask(checkpoint, change(checkpoint.turn), self.head, key, resumed)
 
     async def _build_question(
-        self, blocks: Sequence[Block], at: int | str | None, keep: int | None, key: str
+        self, blocks: Sequence[Block], at: Position | None, keep: int | None, key: str
     ) -> TurnTask:
         await self.require_row()
-        if isinstance(at, str):
-            node, length = await self._find_position(at)
-            at, keep = node.id, length if keep is None else keep
+        node = self.head
+        if isinstance(at, int | Node):
+            node = lookup.get_node_number(self.row, at)
+        elif at is not None:
+            found, length = await self._find_position(at)
+            node = found.id
+            if keep is None:
+                keep = length
 
         def add(turn: Turn) -> Turn:
             return (turn if keep is None else turn.take(keep)).append(*blocks)
 
-        return await self._build_task(self.head if at is None else at, add, key, resumed=False)
+        return await self._build_task(node, add, key, resumed=False)
 
     async def _run_once(
         self, key: str, blocks: Sequence[Block], build_task: TaskBuilder, options: dict[str, Any]
@@ -786,20 +793,23 @@ class Conversation(LazyConversation):
                 yield event
 
     async def _resume(
-        self, node: int | None, restart: bool, schema: OutputSchema[Any] | None
+        self, node: int | Node | None, restart: bool, schema: OutputSchema[Any] | None
     ) -> TurnTask | Reply[Any]:
         await self._open()
-        if restart and node is not None:
-            point = lookup.ResumePoint(await self.store.node(self.row, node), done=False)
+        question = None if node is None else lookup.get_node_number(self.row, node)
+        if restart and question is not None:
+            point = lookup.ResumePoint(await self.store.node(self.row, question), done=False)
             return await self._resume_at(point, "", schema)
-        point, task = await lookup.find_resume_point(self.store, self.row, node), None
-        while task is None:
+        point = await lookup.find_resume_point(self.store, self.row, question)
+        while True:
             task = await self._resume_at(point, "", schema)
-            if not point.done:
-                # An answer that another process stored meanwhile would be requested and paid for again.
-                newest = await lookup.find_resume_point(self.store, self.row, node)
-                point, task = newest, task if newest == point else None
-        return task
+            if point.done:
+                return task
+            # An answer that another process stored meanwhile would be requested and paid for again.
+            newest = await lookup.find_resume_point(self.store, self.row, question)
+            if newest == point:
+                return task
+            point = newest
 
     async def _resume_at(
         self, point: lookup.ResumePoint, key: str, schema: OutputSchema[Any] | None
@@ -893,10 +903,10 @@ class Conversation(LazyConversation):
         turn = None if self._turn is None else (await self._load_turn(node.id))[1]
         self._set_position(node, turn)
 
-    async def _find_position(self, at: int | str) -> tuple[Node, int]:
-        """Return the node for a node number, response id or block id, and the number of its blocks to use."""
+    async def _find_position(self, at: Position) -> tuple[Node, int]:
+        """Return the node of a position, and the number of its blocks to use."""
         await self._open()
-        blocks = (await self._require_turn()).blocks if isinstance(at, str) else ()
+        blocks = () if isinstance(at, int | Node) else (await self._require_turn()).blocks
         return await lookup.find_position(self.store, self.row, blocks, at)
 
     async def _require_turn(self) -> Turn:

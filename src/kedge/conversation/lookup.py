@@ -35,6 +35,10 @@ _FOLLOW_UP_KINDS = frozenset({"answered", "results", "failed", "compacted"})
 """Kinds of nodes that follow from a question, and are undone with it."""
 
 
+Position = int | str | Node | Block
+"""A position of a conversation: a node or its number, the id of a response, or a block or its id."""
+
+
 class ResumePoint(msgspec.Struct, frozen=True):
     """The newest node below a question, and whether it is the final answer."""
 
@@ -43,14 +47,23 @@ class ResumePoint(msgspec.Struct, frozen=True):
 
 
 async def find_position(
-    store: Store, row: ConversationRow, blocks: Sequence[Block], at: int | str
+    store: Store, row: ConversationRow, blocks: Sequence[Block], at: Position
 ) -> tuple[Node, int]:
-    """Return the node for a node number, response id or block id, and the number of its blocks to use.
+    """Return the node of a position, and the number of its blocks to use.
 
-    A block id refers to one of ``blocks``, the blocks at the head.
+    A block is one of ``blocks``, the blocks at the head, and is found by its id.
+
+    Raises:
+        NotInStore: The conversation has no such node, response or block.
     """
-    index = next((i for i, block in enumerate(blocks) if block.id == at), None)
+    if isinstance(at, int | Node):
+        node = await store.find_node(row, get_node_number(row, at))
+        return node, node.length
+    block_id = at if isinstance(at, str) else at.id
+    index = next((i for i, block in enumerate(blocks) if block.id == block_id), None)
     if index is None:
+        if not isinstance(at, str):
+            raise NotInStore(f"there is no block {block_id!r} at the head of this conversation")
         node = await store.find_node(row, at)
         return node, node.length
     path = await store.path(row)
@@ -59,6 +72,19 @@ async def find_position(
     removed = max((node.depth for node in path if node.kept < length), default=-1)
     found = (node for node in path if node.length >= length and node.depth >= removed)
     return next(found), length
+
+
+def get_node_number(row: ConversationRow, node: int | Node) -> int:
+    """Return the number of a node.
+
+    Raises:
+        NotInStore: It is a node of another tree.
+    """
+    if isinstance(node, int):
+        return node
+    if node.tree != row.tree:
+        raise NotInStore(f"node {node.id} belongs to another conversation, not to {row.id!r}")
+    return node.id
 
 
 def find_last_question(path: Sequence[Node]) -> Node | None:

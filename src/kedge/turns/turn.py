@@ -231,11 +231,11 @@ class Turn(Immutable):
         index = slice(op_index(index), None).indices(len(self))[0]
         return self._splice(index, index, *blocks)
 
-    def edit(self, block_id: str, new: Block | str) -> "Turn":
+    def edit(self, old: Block | str, new: Block | str) -> "Turn":
         """Return the Turn with a block replaced; the blocks after it remain.
 
         Args:
-            block_id: The id of the block to replace.
+            old: The block to replace, or its id.
             new: The new block, or the text of a user block.
 
         Returns:
@@ -245,14 +245,14 @@ class Turn(Immutable):
             InvalidTurn: If there is no such block, or another block has the id of the new one.
             InvalidSetting: If ``new`` is a text and the block is not a user block.
         """
-        index = self.index(block_id)
+        index = self.index(old)
         return self._splice(index, index + 1, build_replacement(self[index], new))
 
-    def remove(self, *block_ids: str) -> "Turn":
+    def remove(self, *blocks: Block | str) -> "Turn":
         """Return the Turn without these blocks.
 
         Args:
-            *block_ids: The ids of the blocks to remove.
+            *blocks: The blocks to remove, or their ids.
 
         Returns:
             The new Turn.
@@ -261,24 +261,24 @@ class Turn(Immutable):
             InvalidTurn: If there is no such block.
         """
         turn = self
-        for index in sorted({self.index(block_id) for block_id in block_ids}, reverse=True):
+        for index in sorted({self.index(block) for block in blocks}, reverse=True):
             turn = turn._splice(index, index + 1)
         return turn
 
-    def truncate(self, length: int | str) -> "Turn":
+    def truncate(self, length: int | Block | str) -> "Turn":
         """Return the Turn without the blocks after its first ones.
 
         Args:
-            length: The number of blocks to retain, negative to count from the end; or the id of the last
-                block to retain.
+            length: The number of blocks to retain, negative to count from the end; or the last block to
+                retain, or its id.
 
         Returns:
             The new Turn.
 
         Raises:
-            InvalidTurn: If there is no block with this id.
+            InvalidTurn: If there is no such block.
         """
-        stop = self.index(length) + 1 if isinstance(length, str) else length
+        stop = length if isinstance(length, int) else self.index(length) + 1
         return self.take(len(range(len(self))[:stop]))
 
     def take(self, count: int) -> "Turn":
@@ -329,11 +329,11 @@ class Turn(Immutable):
         """
         return replace_data(self, self.data.with_members({**(members or {}), **more}))
 
-    def index(self, block_id: str) -> int:
-        """Return the index of a block.
+    def index(self, block: Block | str) -> int:
+        """Return the index of a block, which is found by its id.
 
         Args:
-            block_id: The id of the block.
+            block: The block, or its id.
 
         Returns:
             Its index in ``blocks``.
@@ -341,8 +341,9 @@ class Turn(Immutable):
         Raises:
             InvalidTurn: If there is no such block.
         """
-        for index, block in enumerate(self):
-            if block.id == block_id:
+        block_id = block if isinstance(block, str) else block.id
+        for index, each in enumerate(self):
+            if each.id == block_id:
                 return index
         raise InvalidTurn(f"no block with the id {block_id!r} in {self.id}")
 
