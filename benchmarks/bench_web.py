@@ -22,9 +22,9 @@ from kedge.server.uvicorn_server import UvicornServer, bind
 from kedge.store import ConversationRow, RequestRecord, open_store
 from kedge.store import Node as StoredNode
 from kedge.store.nodes import insert_node
+from kedge.store.stored_blocks import to_stored_block
 from kedge.store.tree import GraphNode, Totals, build_response_graph, compute_layout, read_tree
 from kedge.turns import assistant, user
-from kedge.turns.json_codec import encode_block
 from kedge.web.app import PageSettings, open_page_server
 from kedge.web.models import ModelSelector
 from kedge.web.page_templates import render
@@ -88,7 +88,7 @@ def _insert_tree(tx: Tx, root: StoredNode, conversation: ConversationRow) -> Sto
     ends = [root]
     for number in range(RESPONSES):
         parent = ends[-1] if rng.random() < 0.8 else rng.choice(ends[-40:])
-        blocks = [encode_block(user(f"Question {number}"))]
+        blocks = [to_stored_block(user(f"Question {number}"))]
         now = time.time()
         node, _ = insert_node(tx, parent, blocks, conversation=conversation, kind="asked", now=now)
         response = RequestRecord(
@@ -100,7 +100,7 @@ def _insert_tree(tx: Tx, root: StoredNode, conversation: ConversationRow) -> Sto
         answered, _ = insert_node(
             tx,
             node,
-            [encode_block(assistant(f"Answer {number}"))],
+            [to_stored_block(assistant(f"Answer {number}"))],
             conversation=conversation,
             kind="answered",
             now=now,

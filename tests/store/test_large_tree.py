@@ -9,7 +9,7 @@ from kedge import user
 from kedge.database.transactions import Tx
 from kedge.store import ConversationRow, Store, open_store
 from kedge.store.nodes import get_node, insert_node
-from kedge.turns.json_codec import encode_block
+from kedge.store.stored_blocks import to_stored_block
 
 NODES = 10_000
 FORK = 4_000
@@ -37,14 +37,14 @@ async def large(
                 if number == NODES - 1_000:
                     nodes["long"] = node.id
                     node = fork
-                body = encode_block(user(f"step {number}"))
+                block = to_stored_block(user(f"step {number}"))
                 node, _ = insert_node(
-                    tx, node, [body], conversation=row, kind="added", now=float(number)
+                    tx, node, [block], conversation=row, kind="added", now=float(number)
                 )
                 if number == FORK:
                     fork, nodes["fork"] = node, node.id
                 if number % 100 == 50:
-                    side_block = encode_block(user(f"twig {number}"))
+                    side_block = to_stored_block(user(f"twig {number}"))
                     insert_node(tx, node, [side_block], conversation=row, kind="added", now=1.0)
             nodes["short"] = node.id
             return nodes

@@ -13,9 +13,8 @@ from kedge import user
 from kedge.analytics import analyze
 from kedge.database.transactions import Tx
 from kedge.store import ConversationRow, Node, Store, delete, import_export, nodes, open_store
-from kedge.store.stored_blocks import hash_block
+from kedge.store.stored_blocks import to_stored_block
 from kedge.turns import Block
-from kedge.turns.json_codec import encode_block
 from server.waiting import TIMEOUT, wait_until
 from store.sample_conversations import create_conversation
 
@@ -100,8 +99,10 @@ async def test_sends_do_not_wait_for_a_deletion(stores: tuple[Store, Store]) -> 
 
 def build_append(row: ConversationRow, parent: Node, block: Block) -> Callable[[Tx], Any]:
     """Return a transaction that adds a block to a conversation."""
-    body = encode_block(block)
-    return lambda tx: nodes.insert_node(tx, parent, [body], conversation=row, kind="added", now=1.0)
+    stored = to_stored_block(block)
+    return lambda tx: nodes.insert_node(
+        tx, parent, [stored], conversation=row, kind="added", now=1.0
+    )
 
 
 async def test_a_deletion_waits_for_its_tree(stores: tuple[Store, Store], url: str) -> None:
@@ -136,9 +137,8 @@ async def test_gc_deletes_no_block_that_others_link(stores: tuple[Store, Store],
     """A block without a link is not deleted if another transaction links it meanwhile."""
     store, _ = stores
     orphan = user("left behind", id="blk_orphan")
-    body = encode_block(orphan)
     row = await store.create()
-    await store.database.write(lambda tx: nodes.insert_block(tx, hash_block(body), body))
+    await store.database.write(lambda tx: nodes.insert_block(tx, to_stored_block(orphan)))
     append = build_append(row, (await store.load(row)).node, orphan)
     async with anyio.create_task_group() as group, hold_open(store, append):
         group.start_soon(store.gc)

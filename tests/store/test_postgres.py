@@ -58,8 +58,8 @@ async def test_delete_during_concurrent_writes(empty_schema: str) -> None:
         stopped: list[str] = []
 
         async def write(row: ConversationRow, node: Node, is_writing: anyio.Event) -> None:
-            shared = user("the same for all", id="blk_shared")
             for number in itertools.count():
+                shared = user("the same for all", id=f"blk_shared_{number}")
                 blocks = [user(f"{row.id} {number}")] if number % 3 else [shared]
                 head = node.id if number % 2 else None
                 try:

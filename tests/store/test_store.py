@@ -6,15 +6,15 @@ from typing import Any, cast
 import pytest
 
 from for_each import for_each
-from kedge import Conversation, assistant, user
+from kedge import Conversation, assistant, image, user
 from kedge.database.transactions import Tx
-from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore
+from kedge.errors import HeadConflict, InvalidSetting, InvalidTurn, KeyReused, NotInStore
 from kedge.planning import ConversationState, TokenCounts, get_state
 from kedge.store import RequestRecord, Store, conversations
 from kedge.store.nodes import parse_position
-from kedge.store.summaries import list_summaries
+from kedge.store.summaries import list_summaries, load_attached
 from kedge.turns import FrozenMap, Turn, dumps, loads
-from store.sample_conversations import SCOPE, create_conversation
+from store.sample_conversations import SCOPE, count_rows, create_conversation
 
 
 def make_digest(number: int) -> str:
@@ -153,6 +153,49 @@ async def test_head_conflict_creates_a_branch(store: Store) -> None:
         await store.move_head(row, lost.node, head=root.id)
     await store.move_head(row, lost.node, head=first.id)
     assert (await store.conversation(row.id)).head == lost.node.id
+
+
+async def test_an_id_that_is_on_the_path_is_rejected(store: Store) -> None:
+    """Nothing is written if the path would have two blocks with one id, on any branch; other paths may have the id."""
+    row, (root,) = await create_conversation(store, 0)
+    first = await store.append(row, root, [user("one", id="a"), assistant("1", id="b")])
+    second = await store.append(row, first, [user("two", id="c" * 5000), user("nul", id="d\0")])
+    edited = await store.append(row, second, [user("other", id="e")], kept=1, kind="edited")
+    before = await count_rows(store, "nodes", "links", "blocks")
+    for parent, block_id in (
+        (first, "a"),
+        (second, "b"),
+        (second, "c" * 5000),
+        (second, "d\0"),
+        (edited, "a"),
+    ):
+        with pytest.raises(InvalidTurn, match=f"path to node {parent.id} has a block with the id"):
+            await store.append(row, parent, [user("new"), user("again", id=block_id)])
+    with pytest.raises(InvalidTurn, match="two of the new blocks have the id 'n'"):
+        await store.append(row, first, [user("x", id="n"), user("y", id="n")])
+    assert await count_rows(store, "nodes", "links", "blocks") == before
+    rewritten = await store.append(row, second, [user("two, again", id="b")], kept=1, kind="edited")
+    sibling = await store.append(row, edited, [user("two", id="b")])
+    for node in (rewritten, sibling):
+        assert (await store.load(row, node.id)).turn().blocks[-1].id == "b"
+    other, (start,) = await create_conversation(store, 0)
+    await store.append(other, start, [user("one", id="a")])
+    assert await store.verify() == []
+
+
+async def test_blocks_are_found_by_their_id(store: Store) -> None:
+    """A block with large content is found by its id in its tree only, in each of its versions."""
+    large = image(b"\x89PNG\r\n\x1a\n" + bytes(20_000))
+    question = user(["What is this?", large], id='a "quoted" id\0' + "x" * 5000)
+    row = await store.create(blocks=[question])
+    loaded = await store.load(row)
+    assert await load_attached(store, row, question.id) == [question]
+    changed = user(["And this?", large], id=question.id)
+    await store.append(row, loaded.node, [changed], kept=0, kind="edited")
+    assert await load_attached(store, row, question.id) == [question, changed]
+    assert await load_attached(store, row, question.id[:-1]) == []
+    other = await store.create(blocks=[user("Hello")])
+    assert await load_attached(store, other, question.id) == []
 
 
 async def test_branches_are_compared(store: Store) -> None:

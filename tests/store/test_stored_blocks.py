@@ -8,7 +8,7 @@ from hypothesis import given
 from for_each import for_each
 from kedge import user
 from kedge.errors import KedgeError, StoreDamaged
-from kedge.store.stored_blocks import decode_blocks, extract_search_text, hash_block
+from kedge.store.stored_blocks import decode_blocks, extract_search_text, to_stored_block
 from kedge.text.json_text import encode_text as encode
 from kedge.turns import Block, dump_block, load_block
 from kedge.turns.json_codec import encode_block
@@ -70,7 +70,7 @@ def test_hash_covers_metadata_id_and_origin() -> None:
     """Blocks that differ only in id, metadata or origin have different hashes."""
     block = user("hello", id="a")
     others = [user("hello", id="b"), block.with_metadata(x=1), block.with_origin("me")]
-    names = {hash_block(encode_block(each)) for each in (block, *others)}
+    names = {to_stored_block(each).hash for each in (block, *others)}
     assert len(names) == 4
 
 

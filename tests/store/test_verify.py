@@ -22,6 +22,11 @@ CHANGED_DIGEST = (
 DAMAGE = [
     (CHANGED_BODY, "block 1", "hash"),
     ("UPDATE blocks SET body = 'nothing' WHERE id = 6", "block 6", "not a block"),
+    (
+        "UPDATE blocks SET id_hash = (SELECT id_hash FROM blocks WHERE id = 2) WHERE id = 1",
+        "block 1",
+        "the hash of its id",
+    ),
     ("DELETE FROM blocks WHERE id = 3", "branch", "its block is missing"),
     ("DELETE FROM links WHERE place = 1", "node", "5 of the 6 blocks"),
     (
@@ -170,7 +175,9 @@ async def test_change_of_any_response_column_is_found(store: Store) -> None:
 async def test_path_that_is_not_a_turn_is_reported(store: Store) -> None:
     """Two blocks with one id on a path, and a block that cannot be decoded, are reported."""
     row, nodes = await create_conversation(store, 1)
-    await store.append(row, nodes[-1], [user("a", id="twice"), user("b", id="twice")])
+    await store.append(row, nodes[-1], [user("a", id="twice"), user("b")])
+    same = "UPDATE links SET block = (SELECT block FROM links WHERE place = 2) WHERE place = 3"
+    await store.database.write(lambda tx: tx.run(same))
     (damage,) = await store.verify()
     assert "two blocks have the id 'twice'" in damage.problem
     row, _ = await create_conversation(store, 3)

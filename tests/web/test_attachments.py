@@ -60,6 +60,11 @@ def test_attachments_are_stored_and_served(empty_page: PageServer) -> None:
     name = empty_page.create_conversation()
     large = {"data": data_url(PNG + bytes(20_000))}
     send(empty_page, name, text='What "is" this?\n\tA \u2028 dot', attachments=[large])
+    (question, _) = empty_page.get(f"/api/conversations/{name}/turns")["blocks"]
+    path = f"/conversations/{name}/attachments/{question['id']}/1"
+    assert f'src="{path}"' in empty_page.client.get(f"/conversations/{name}").text
+    for url in (path, f"/api{path}"):
+        assert empty_page.client.get(url).content == PNG + bytes(20_000)
     row = empty_page.get(f"/api/conversations/{name}")
     assert row["first_words"] == 'What "is" this? A dot'
     (node,) = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]

@@ -1,5 +1,6 @@
 """Users of the page and the API see only their own conversations, runs and statistics."""
 
+import base64
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,6 +121,21 @@ def test_every_route_hides_other_users_data(running: UserPage, other: str) -> No
             assert answers[0].startswith("404"), (path, answers[0])
     conversation = running.call("alice", "GET", f"/api/conversations/{name}").json()
     assert conversation["title"] == "My secret is Zanzibar."
+
+
+def test_attachments_are_hidden_from_other_users(running: UserPage) -> None:
+    """The attachment of a user is 404 for another user and the administrator, on the page and in the API."""
+    path = "/api/conversations"
+    name = running.call("alice", "POST", path, json={}).json()["id"]
+    data = f"data:text/plain;base64,{base64.b64encode(b'Zanzibar' * 1_000).decode()}"
+    body = {"text": "See", "attachments": [{"data": data, "filename": "secret.txt"}]}
+    running.call("alice", "POST", f"{path}/{name}/turns", json=body)
+    question = running.call("alice", "GET", f"{path}/{name}/turns").json()["blocks"][0]
+    attachment = f"/conversations/{name}/attachments/{question['id']}/1"
+    for url in (attachment, f"/api{attachment}"):
+        assert running.call("alice", "GET", url).content == b"Zanzibar" * 1_000
+        for other in ("bob", "admin"):
+            assert running.call(other, "GET", url).status_code == 404
 
 
 def test_lists_search_and_statistics_are_per_user(running: UserPage) -> None:

@@ -39,12 +39,13 @@ from kedge.store.records import (
     validate_text,
 )
 from kedge.store.responses import RESPONSE_COLUMNS, TABLES, insert_record, select_responses
+from kedge.store.stored_blocks import StoredBlock, to_stored_block
 from kedge.store.verify import check_tree
 from kedge.text.json_text import decode, reject_constant
 from kedge.text.json_text import encode_text as encode
 from kedge.turns import load_block, new_id
 from kedge.turns.frozen_json import freeze_map, thaw
-from kedge.turns.json_codec import encode_block, upgrade_block
+from kedge.turns.json_codec import upgrade_block
 
 FORMAT, VERSION = "kedge.conversation", 2
 Json = dict[str, Any]
@@ -80,7 +81,7 @@ class ExportedConversation(NamedTuple):
     """The lines of one conversation: its header, its encoded blocks and its nodes."""
 
     header: Json
-    blocks: list[str]
+    blocks: list[StoredBlock]
     nodes: list[_NodeLine]
 
 
@@ -197,7 +198,7 @@ def parse_lines(lines: Iterable[str]) -> list[ExportedConversation]:
             raise InvalidJSON(f"line {number}", f"expected a line with the format {FORMAT!r} first")
         elif "block" in form:
             block = upgrade_block(form["block"]) if version == 1 else form["block"]
-            found[-1].blocks.append(encode_block(load_block(block, f"line {number}")))
+            found[-1].blocks.append(to_stored_block(load_block(block, f"line {number}")))
         else:
             with _name_conversation(len(found) - 1):
                 found[-1].nodes.append(msgspec.convert(_upgrade_node(form), _NodeLine))
@@ -255,7 +256,9 @@ def _check_header(form: Json, number: int) -> Json:
     return cast("Json", form["conversation"])
 
 
-def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[_NodeLine]) -> str:
+def _import_conversation(
+    tx: Tx, header: Json, blocks: list[StoredBlock], nodes: list[_NodeLine]
+) -> str:
     name = validate_name(header["id"], "id")
     if not name or not nodes or nodes[0].kind != "root" or nodes[0].blocks:
         raise ValueError("it needs an id, and an empty root as its first node")
@@ -288,7 +291,7 @@ def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[_N
 
 
 def _import_node(
-    tx: Tx, line: _NodeLine, row: ConversationRow, created: list[Node], blocks: list[str]
+    tx: Tx, line: _NodeLine, row: ConversationRow, created: list[Node], blocks: list[StoredBlock]
 ) -> Node:
     """Add the next node; it may refer only to nodes and blocks that came before it."""
     if line.node != len(created) or line.kind not in _ADDED_KINDS:

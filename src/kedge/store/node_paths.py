@@ -14,6 +14,7 @@ from kedge.planning import AnchorRecord, ConversationState, find_problems, get_s
 from kedge.planning.anchors import MODES, drop_replaced
 from kedge.store.nodes import (
     NODE_COLUMNS,
+    PATH_CTE,
     find_newest_below,
     get_node,
     missing_node,
@@ -40,30 +41,11 @@ from kedge.turns.turn import rename_turn
 
 Json = dict[str, Any]
 _get_creation_time = attrgetter("created_at")
-# The path query. The obvious way to load a conversation is to walk from its node to the root, one row
-# per node, and to find which blocks of each node later nodes retain: ten thousand nodes are ten
-# thousand steps of recursion. But consecutive appends share a branch, whose links are one range of an
-# index, so this query walks over branches instead: a branch has the number of its first node, whose
-# parent is on the branch before it. `stop` is where a branch ends on this path: at the node's length
-# for the last branch; for each earlier one, at the length that the next branch retains (`first.kept`), or at
-# an earlier `stop` if a later branch retains even less, because a branch may retain only a part of what its
-# parent retains. A branch that retains nothing ends the walk. The cost is the number of forks and edits on
-# the path, plus the blocks. The joins that use it are CROSS JOINs because SQLite does not reorder them: with
-# a plain JOIN it may scan all links, because it has no statistics.
-_PATH_CTE = """
-WITH RECURSIVE path (branch, stop) AS (
-    SELECT branch, length FROM nodes WHERE id = ?
-    UNION ALL
-    SELECT parent.branch, CASE WHEN first.kept < path.stop THEN first.kept ELSE path.stop END
-    FROM path JOIN nodes first ON first.id = path.branch JOIN nodes parent ON parent.id = first.parent
-    WHERE first.kept > 0
-)
-"""
-_SELECT_BLOCKS = f"""{_PATH_CTE}
+_SELECT_BLOCKS = f"""{PATH_CTE}
 SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
 WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block AND l.place >= ? AND l.place < ?
 """
-_SELECT_SEGMENTS = f"{_PATH_CTE} SELECT branch, stop FROM path ORDER BY branch"
+_SELECT_SEGMENTS = f"{PATH_CTE} SELECT branch, stop FROM path ORDER BY branch"
 # All responses above a node, also those whose blocks an edit or a compaction has dropped since: they are no
 # anchors of its Turn, and explain why a request sends everything. Nodes of one branch only append to one another, so
 # those above a node have smaller ids. As above, the number of steps is the number of forks and edits.

@@ -14,8 +14,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from kedge.database.postgres import PostgresTransaction
-from kedge.database.transactions import Row, Tx, marks
-from kedge.errors import HeadConflict, NotInStore, StoreError
+from kedge.database.transactions import Row, Tx, marks, split_chunks
+from kedge.errors import HeadConflict, InvalidTurn, NotInStore, StoreError
 from kedge.events.request_record import RequestRecord
 from kedge.store.conversations import (
     insert_conversation,
@@ -46,11 +46,15 @@ from kedge.store.responses import (
     intern_scope,
     response_values,
 )
-from kedge.store.stored_blocks import PREVIEW_CHARS, hash_block
+from kedge.store.stored_blocks import (
+    PREVIEW_CHARS,
+    StoredBlock,
+    decode_blocks,
+    to_stored_block,
+)
 from kedge.text.json_text import encode_text as encode
 from kedge.turns import Block, Turn, new_id
 from kedge.turns.frozen_json import EMPTY
-from kedge.turns.json_codec import encode_block
 
 NODE_COLUMNS = ", ".join(f"n.{name}" for name in Node.__struct_fields__)
 """The columns of the fields of a `Node`, in their order."""
@@ -61,7 +65,7 @@ _SELECT_LAST_BODIES = (
     "JOIN blocks b ON b.id = l.block WHERE n.tree = ? AND n.length > n.kept"
 )
 # Every statement is a round trip, so on PostgreSQL the node of an exchange is added by a single one. It fails (by a
-# division by zero) unless every block is new; the transaction is then run again step by step.
+# division by zero) unless every block and its id are new; the transaction is then run again step by step.
 _INSERT_AT_ONCE = f"""
 WITH alive AS (
     SELECT c.number FROM conversations c JOIN nodes p ON p.tree = c.tree JOIN nodes root ON root.id = c.tree
@@ -69,15 +73,16 @@ WITH alive AS (
         AND p.id = %(parent)s AND p.length = %(kept)s
     FOR KEY SHARE OF root, c, p
 ), given AS (
-    SELECT decode(block ->> 0, 'hex') AS hash, block ->> 1 AS body, place
+    SELECT decode(block ->> 0, 'hex') AS hash, decode(block ->> 1, 'hex') AS id_hash,
+        block ->> 2 AS body, place
     FROM jsonb_array_elements(%(blocks)s::jsonb) WITH ORDINALITY AS blocks (block, place)
 ), node AS (
     INSERT INTO nodes ({", ".join(_NODE_VALUES)})
     SELECT {", ".join(f"%({name})s" for name in _NODE_VALUES)} FROM alive
     RETURNING id, branch, conversation, kept
 ), made AS (
-    INSERT INTO blocks (hash, body)
-    SELECT given.hash, given.body FROM given, node
+    INSERT INTO blocks (hash, id_hash, body)
+    SELECT given.hash, given.id_hash, given.body FROM given, node
     ON CONFLICT (hash) DO NOTHING RETURNING id, hash
 ), linked AS (
     INSERT INTO links (branch, place, block)
@@ -92,8 +97,34 @@ WITH alive AS (
     WHERE number = node.conversation AND head = %(head)s RETURNING number
 )
 SELECT node.id, (SELECT COUNT(*) FROM moved),
-    1 / (CASE WHEN (SELECT COUNT(*) FROM made) = (SELECT COUNT(*) FROM given) THEN 1 ELSE 0 END)
+    1 / (CASE WHEN (SELECT COUNT(*) FROM made) = (SELECT COUNT(*) FROM given)
+        AND NOT EXISTS (SELECT 1 FROM blocks JOIN given ON given.id_hash = blocks.id_hash)
+        THEN 1 ELSE 0 END)
 FROM node
+"""
+# The path query. The obvious way to load a conversation is to walk from its node to the root, one row
+# per node, and to find which blocks of each node later nodes retain: ten thousand nodes are ten
+# thousand steps of recursion. But consecutive appends share a branch, whose links are one range of an
+# index, so this query walks over branches instead: a branch has the number of its first node, whose
+# parent is on the branch before it. `stop` is where a branch ends on this path: at the node's length
+# for the last branch; for each earlier one, at the length that the next branch retains (`first.kept`), or at
+# an earlier `stop` if a later branch retains even less, because a branch may retain only a part of what its
+# parent retains. A branch that retains nothing ends the walk. The cost is the number of forks and edits on
+# the path, plus the blocks. The joins that use it are CROSS JOINs because SQLite does not reorder them: with
+# a plain JOIN it may scan all links, because it has no statistics.
+PATH_CTE = """
+WITH RECURSIVE path (branch, stop) AS (
+    SELECT branch, length FROM nodes WHERE id = ?
+    UNION ALL
+    SELECT parent.branch, CASE WHEN first.kept < path.stop THEN first.kept ELSE path.stop END
+    FROM path JOIN nodes first ON first.id = path.branch JOIN nodes parent ON parent.id = first.parent
+    WHERE first.kept > 0
+)
+"""
+_SELECT_BLOCKS_WITH_ID = "SELECT id FROM blocks WHERE id_hash IN ({})"
+_SELECT_BLOCKS_ON_PATH = f"""{PATH_CTE}
+SELECT b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
+WHERE l.branch = path.branch AND l.place < path.stop AND l.place < ? AND l.block IN ({{}}) AND b.id = l.block
 """
 MAX_NUMBER_LENGTH = 100
 """How many digits of a node's number are read; Python rejects thousands of them."""
@@ -302,12 +333,13 @@ def insert_row(tx: Tx, new: ConversationRow, blocks: Sequence[Block] = ()) -> Co
     Raises:
         InvalidSetting: There is a conversation with this id already.
     """
-    bodies, now = [encode_block(block) for block in Turn(blocks)], tx.clock()  # which checks them
+    stored = [to_stored_block(block) for block in Turn(blocks)]  # which checks them
+    now = tx.clock()
     row = create_conversation(tx, new, now)
-    if not bodies:
+    if not stored:
         return row
     root = get_node(tx, row)
-    insert_node(tx, root, bodies, conversation=row, kind="added", now=now, head=root.id)
+    insert_node(tx, root, stored, conversation=row, kind="added", now=now, head=root.id)
     return select_conversation(tx, row.id)
 
 
@@ -402,7 +434,7 @@ def note_telemetry(tx: Tx, conversation: ConversationRow, node: int, accounts: T
 def insert_node(
     tx: Tx,
     parent: Node,
-    bodies: Sequence[str],
+    blocks: Sequence[StoredBlock],
     *,
     conversation: ConversationRow,
     kind: NodeKind,
@@ -414,12 +446,12 @@ def insert_node(
     head: int | None = None,
     single_statement: bool = False,
 ) -> tuple[Node, bool]:
-    """Add a node below ``parent`` that retains ``kept`` blocks (all by default) and adds ``bodies``.
+    """Add a node below ``parent`` that retains ``kept`` blocks (all by default) and adds ``blocks``.
 
     Args:
         tx: The transaction.
         parent: The parent node, as it was read; it must still exist, with the same length.
-        bodies: The encoded blocks to add.
+        blocks: The blocks to add.
         conversation: The conversation that adds the node; it must still exist.
         kind: The kind of the node.
         now: The time to record.
@@ -434,15 +466,16 @@ def insert_node(
         The new node, and whether the head was moved to it.
 
     Raises:
+        InvalidTurn: The path would have two blocks with one id.
         NotInStore: The conversation or the parent was deleted.
     """
+    _check_ids_differ(blocks)
     length = parent.length
-    branch = parent.branch if bodies and kept in (None, length) else 0
+    branch = parent.branch if blocks and kept in (None, length) else 0
     kept = length if kept is None else kept
     number = conversation.number
-    columns = (parent.id, number, kind, kept, kept + len(bodies), parent.depth + 1, memory, now)
+    columns = (parent.id, number, kind, kept, kept + len(blocks), parent.depth + 1, memory, now)
     values = (parent.tree, branch, *columns, hash_row(columns))
-    blocks = [(hash_block(body), body) for body in bodies]
     if response and not scope:
         scope = intern_scope(tx, response.scope)
     row = response_values(response, scope) if response else None
@@ -454,6 +487,7 @@ def insert_node(
             return Node(added, parent.tree, branch, *columns), moved
     lock_tree_shared(tx, parent.tree)
     _lock_parent(tx, conversation, parent)
+    _check_ids_are_new(tx, parent, kept, blocks)
     # If another node has continued the branch, a link conflicts, and the transaction is run again.
     query = "SELECT 1 FROM links WHERE branch = ? AND place = ?"
     continues = branch and not (tx.is_retry and tx.rows(query, (branch, kept)))
@@ -462,7 +496,7 @@ def insert_node(
         branch = node_id
         tx.run("UPDATE nodes SET branch = id WHERE id = ?", (node_id,))
     for place, block in enumerate(blocks, kept):
-        link = (branch, place, insert_block(tx, *block))
+        link = (branch, place, insert_block(tx, block))
         tx.run("INSERT INTO links (branch, place, block) VALUES (?, ?, ?)", link)
     if row:
         tx.run(INSERT_RESPONSE, (node_id, number, *row))
@@ -470,11 +504,37 @@ def insert_node(
     return Node(node_id, parent.tree, branch, *columns), moved
 
 
+def _check_ids_differ(blocks: Sequence[StoredBlock]) -> None:
+    seen = set[str]()
+    for block in blocks:
+        if block.id in seen:
+            raise InvalidTurn(f"two of the new blocks have the id {block.id!r}")
+        seen.add(block.id)
+
+
+def _check_ids_are_new(tx: Tx, parent: Node, kept: int, blocks: Sequence[StoredBlock]) -> None:
+    """Check that the retained part of the path to a parent has no block with the id of a new one."""
+    hashes = [block.id_hash for block in blocks]
+    # Usually there is none in the store, and the path is not read.
+    numbers = [number for (number,) in tx.rows_among(_SELECT_BLOCKS_WITH_ID, hashes)]
+    bodies: list[str] = []
+    for chunk in split_chunks(numbers):
+        query = _SELECT_BLOCKS_ON_PATH.format(marks(chunk))
+        bodies += (body for (body,) in tx.rows(query, (parent.id, kept, *chunk)))
+    new_ids = {block.id for block in blocks}
+    for existing in decode_blocks(bodies):
+        if existing.id in new_ids:
+            raise InvalidTurn(
+                f"the path to node {parent.id} has a block with the id {existing.id!r} already; add the block with "
+                "another id"
+            )
+
+
 def _insert_at_once(
     tx: PostgresTransaction,
     conversation: ConversationRow,
     node: Row,
-    blocks: Sequence[tuple[bytes, str]],
+    blocks: Sequence[StoredBlock],
     response: Row | None,
     head: int | None,
     *,
@@ -486,7 +546,7 @@ def _insert_at_once(
         tx: The transaction; it is run again, without this shortcut, if a block is stored already.
         conversation: The conversation that adds it, which must still exist.
         node: The values of its row, starting with the tree.
-        blocks: The hashes and texts of its blocks.
+        blocks: Its blocks.
         response: The values of `STORED_COLUMNS` of the node's response, if there is one.
         head: The node at which the head must be to be moved; None to leave it.
         single_statement: Whether the transaction does nothing else.
@@ -502,7 +562,7 @@ def _insert_at_once(
         **dict(zip(_NODE_VALUES, node, strict=True)),
         "id": conversation.id,
         "namespace": tx.namespace,
-        "blocks": encode([[name.hex(), body] for name, body in blocks]),
+        "blocks": encode([[each.hash.hex(), each.id_hash.hex(), each.body] for each in blocks]),
         "response": encode(form | {"conversation": conversation.number}) if form else None,
         "head": head,
     }
@@ -534,15 +594,17 @@ def hash_node(node: Node) -> bytes:
     return hash_row(_get_columns(node)[3:])
 
 
-def insert_block(tx: Tx, digest: bytes, body: str) -> int:
+def insert_block(tx: Tx, block: StoredBlock) -> int:
     """Store a block that is not stored yet, and return its number."""
-    insert = "INSERT INTO blocks (hash, body) VALUES (?, ?) ON CONFLICT (hash) DO NOTHING"
-    if number := tx.insert(insert, (digest, body)):
+    insert = (
+        "INSERT INTO blocks (hash, id_hash, body) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"
+    )
+    if number := tx.insert(insert, (block.hash, block.id_hash, block.body)):
         return number
     # Without a lock it could be deleted before our link to it is visible.
     query = f"SELECT id FROM blocks WHERE hash = ? {tx.dialect.for_key_share}"
-    found = tx.rows(query, (digest,))
-    return found[0][0] if found else insert_block(tx, digest, body)
+    found = tx.rows(query, (block.hash,))
+    return found[0][0] if found else insert_block(tx, block)
 
 
 def select_children(tx: Tx, node: Node) -> list[Node]:

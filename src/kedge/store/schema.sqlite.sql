@@ -39,8 +39,11 @@ CREATE TABLE tags (
 CREATE TABLE blocks (
     id INTEGER PRIMARY KEY,
     hash BLOB NOT NULL UNIQUE,
+    id_hash BLOB NOT NULL,
     body TEXT NOT NULL
 );
+
+CREATE INDEX blocks_by_id_hash ON blocks (id_hash);
 
 CREATE TABLE links (
     branch INTEGER NOT NULL,

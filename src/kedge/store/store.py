@@ -57,9 +57,9 @@ from kedge.store.records import (
     require_default_namespace,
     validate_namespace,
 )
+from kedge.store.stored_blocks import to_stored_block
 from kedge.turns import Block
 from kedge.turns.frozen_json import EMPTY, FrozenMap
-from kedge.turns.json_codec import encode_block
 
 NO_STATE = ConversationState()
 P = ParamSpec("P")
@@ -411,11 +411,13 @@ class Store(AsyncResource):
             The new node.
 
         Raises:
+            InvalidTurn: Two of the blocks have one id, or the path to the parent has a block with the id of a new one.
+                Nothing was added.
             HeadConflict: The head is at another node. The new node is stored; the error names it.
             NotInStore: The conversation or the parent was deleted.
             ResponseStored: Another process has stored this response of the background, and nothing was added.
         """
-        bodies = [encode_block(block) for block in blocks]
+        stored_blocks = [to_stored_block(block) for block in blocks]
         number = conversation.number
         state = node_paths.encode_node_state(memory or NO_STATE, data, conversation.mode)
         scope = await self._intern_scope(response.scope) if response else 0
@@ -429,7 +431,7 @@ class Store(AsyncResource):
             node, moved = nodes.insert_node(
                 tx,
                 parent,
-                bodies,
+                stored_blocks,
                 conversation=conversation,
                 kind=kind,
                 now=tx.clock(),

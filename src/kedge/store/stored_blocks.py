@@ -1,36 +1,61 @@
-"""Hash and preview stored blocks, and read them with errors that name the damaged one.
+"""Encode, hash and preview stored blocks, and read them with errors that name the damaged one.
 
 The text of a block is the output of `kedge.turns.json_codec`. The hash covers the complete text with ids and
-metadata, so blocks with any difference are stored separately.
+metadata, so blocks with any difference are stored separately. Blocks with one id, which edits make, are found by the
+hash of this id: an id may be longer than a database indexes, and have characters that PostgreSQL rejects.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from kedge.errors import KedgeError, StoreDamaged
 from kedge.text.json_text import decode
 from kedge.turns import AssistantBlock, Block, UserBlock
-from kedge.turns.json_codec import VERSION, parse_block
+from kedge.turns.json_codec import VERSION, encode_block, parse_block
 
 Json = dict[str, Any]
 
 _TAG = f"kedge.block/{VERSION}\n".encode()
 _sha256 = hashlib.sha256
-_BLOCK_ID = re.compile(r'"id":"blk_([0-9a-f]{16})')
+_BLOCK_ID = re.compile(r"blk_([0-9a-f]{16})")
 _NO_TIMESTAMP = bytes(8)
+_ID_HASH_BYTES = 8
 
 
-def hash_block(body: str) -> bytes:
+class StoredBlock(NamedTuple):
+    """A block in its stored form."""
+
+    id: str
+    id_hash: bytes
+    hash: bytes
+    body: str
+
+
+def to_stored_block(block: Block) -> StoredBlock:
+    """Encode a block."""
+    body = encode_block(block)
+    return StoredBlock(block.id, hash_block_id(block.id), hash_block(block.id, body), body)
+
+
+def hash_block(block_id: str, body: str) -> bytes:
     """Return the hash of an encoded block, prefixed with the time in its id.
 
     Because of the prefix, blocks that were created together are close to each other in the index.
     """
-    match = _BLOCK_ID.search(body)
-    timestamp = bytes.fromhex(match[1]) if match else _NO_TIMESTAMP
-    return timestamp + _sha256(_TAG + body.encode()).digest()
+    return _read_timestamp(block_id) + _sha256(_TAG + body.encode()).digest()
+
+
+def hash_block_id(block_id: str) -> bytes:
+    """Return the value of a block's id in the index of ids, with the same prefix; other ids may have the same."""
+    return _read_timestamp(block_id) + _sha256(block_id.encode()).digest()[:_ID_HASH_BYTES]
+
+
+def _read_timestamp(block_id: str) -> bytes:
+    match = _BLOCK_ID.match(block_id)
+    return bytes.fromhex(match[1]) if match else _NO_TIMESTAMP
 
 
 def decode_blocks(bodies: Sequence[str]) -> list[Block]:

@@ -4,7 +4,6 @@ One query selects, sorts and limits a page of conversations; totals are read for
 lists stay fast at ten thousand conversations.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from statistics import median
@@ -22,7 +21,12 @@ from kedge.store.records import FAILED_SQL, ConversationRow, has_failed, validat
 from kedge.store.response_sums import ALL_DAYS
 from kedge.store.responses import select_node_exchanges
 from kedge.store.store import read
-from kedge.store.stored_blocks import PREVIEW_CHARS, decode_blocks, preview_body
+from kedge.store.stored_blocks import (
+    PREVIEW_CHARS,
+    decode_blocks,
+    hash_block_id,
+    preview_body,
+)
 from kedge.turns import AssistantBlock, Block, UserBlock
 
 ListFilter = Literal["active", "forked", "failed", "archived", "all"]
@@ -198,13 +202,11 @@ load_exchanges = read(select_node_exchanges)
 @read
 def load_attached(tx: Tx, conversation: ConversationRow, block_id: str) -> list[Block]:
     """Return the blocks of a tree that have this id; after an edit there can be several."""
-    member = f'"id":{json.dumps(block_id, ensure_ascii=False)}'
     query = (
-        "SELECT DISTINCT b.id, b.body FROM links l JOIN blocks b ON b.id = l.block "
-        "WHERE l.branch IN (SELECT branch FROM nodes WHERE tree = ?) "
-        "AND SUBSTR(b.body, 1, 400) LIKE ? ESCAPE '!' ORDER BY b.id"
+        "SELECT DISTINCT b.id, b.body FROM blocks b JOIN links l ON l.block = b.id "
+        "JOIN nodes n ON n.id = l.branch WHERE b.id_hash = ? AND n.tree = ? ORDER BY b.id"
     )
-    rows = tx.rows(query, (conversation.tree, _contains(member)))
+    rows = tx.rows(query, (hash_block_id(block_id), conversation.tree))
     return [block for block in decode_blocks([body for _, body in rows]) if block.id == block_id]
 
 

@@ -14,7 +14,7 @@ from kedge.store.nodes import NODE_COLUMNS, hash_node
 from kedge.store.records import Damage, Node
 from kedge.store.responses import TABLES, find_wrong_checksums, unpack_digest
 from kedge.store.search import find_unindexed, get_index_position
-from kedge.store.stored_blocks import hash_block
+from kedge.store.stored_blocks import hash_block, hash_block_id
 from kedge.text.json_text import decode
 from kedge.turns import Turn, load_block
 
@@ -72,22 +72,26 @@ def list_batches(tx: Tx, column: str) -> range:
 def check_blocks(tx: Tx, after: int) -> list[Damage]:
     """Check the next blocks against their hashes."""
     rows = tx.rows(
-        "SELECT id, hash, body FROM blocks WHERE id > ? AND id <= ?", (after, after + BATCH_SIZE)
+        "SELECT id, hash, id_hash, body FROM blocks WHERE id > ? AND id <= ?",
+        (after, after + BATCH_SIZE),
     )
     return [
         Damage(f"block {number}", problem)
-        for number, name, body in rows
-        for problem in _iter_block_problems(bytes(name), body)
+        for number, digest, id_digest, body in rows
+        for problem in _iter_block_problems(bytes(digest), bytes(id_digest), body)
     ]
 
 
-def _iter_block_problems(digest: bytes, body: str) -> Iterator[str]:
-    if hash_block(body) != digest:
-        yield "its hash does not match its text"
+def _iter_block_problems(digest: bytes, id_digest: bytes, body: str) -> Iterator[str]:
     try:
-        load_block(decode(body))
+        block = load_block(decode(body))
     except (ValueError, TypeError, KedgeError) as error:
         yield f"its text is not a block ({type(error).__name__})"
+        return
+    if hash_block(block.id, body) != digest:
+        yield "its hash does not match its text"
+    if hash_block_id(block.id) != id_digest:
+        yield "the hash of its id does not match its text"
 
 
 def check_responses(tx: Tx, after: int) -> list[Damage]:

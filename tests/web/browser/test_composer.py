@@ -1,5 +1,9 @@
 """The composer in Chromium: attachments, request settings, and conversations of another provider."""
 
+import random
+import struct
+import zlib
+
 from playwright.sync_api import FilePayload, expect
 
 from web.browser.conftest import OpenTab, send
@@ -15,6 +19,20 @@ DROP_FILE = """([type, name, text]) => {
     : new DragEvent(type, { ...members, dataTransfer: data });
   document.querySelector("[data-say]").dispatchEvent(event);
 }"""
+
+
+def build_picture() -> bytes:
+    """Return a PNG of 60 by 40 pixels of noise, which do not compress."""
+
+    def build_chunk(kind: bytes, content: bytes) -> bytes:
+        checked = kind + content
+        return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+    pixels = random.Random(1)
+    rows = b"".join(b"\0" + pixels.randbytes(3 * 60) for _ in range(40))
+    header = struct.pack(">IIBBBBB", 60, 40, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(build_chunk(*chunk) for chunk in chunks)
 
 
 def test_images_and_files_are_attached(open_tab: OpenTab, page: PageServer) -> None:
@@ -41,6 +59,19 @@ def test_images_and_files_are_attached(open_tab: OpenTab, page: PageServer) -> N
     expect(image).to_be_visible()
     expect(image).to_have_js_property("naturalWidth", 1)
     expect(tab.locator("[data-attached]")).to_be_hidden()
+
+
+def test_a_large_picture_is_shown(open_tab: OpenTab, page: PageServer) -> None:
+    """A picture of thousands of bytes is shown after it was sent, and when the page is opened again."""
+    tab = open_tab(page, f"/conversations/{page.create_conversation()}")
+    picture: FilePayload = {"name": "noise.png", "mimeType": "image/png", "buffer": build_picture()}
+    tab.get_by_label("Attach files").set_input_files([picture])
+    send(tab, "What is this?")
+    image = tab.locator("[data-exchange] .said.user").get_by_role("img", name="Image")
+    for _ in range(2):
+        expect(image).to_be_visible()
+        expect(image).to_have_js_property("naturalWidth", 60)
+        tab.reload()
 
 
 def test_request_settings_are_sent_and_retained(open_tab: OpenTab, page: PageServer) -> None:
