@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -373,14 +374,21 @@ async def test_exception_of_any_kind_ends_the_batch(
     class Stop(BaseException):
         pass
 
+    is_other_running = threading.Event()
+
     def stop() -> str:
+        assert is_other_running.wait(60)
         raise Stop
 
-    prompts = ["Call stop with {}", *["Hello"] * 30]
+    async def wait() -> None:
+        is_other_running.set()
+        await anyio.sleep_forever()
+
+    prompts = ["Call stop with {}", "Call wait with {}", *["Hello"] * 5]
     lines = [BatchLine(str(number), (prompt,)) for number, prompt in enumerate(prompts)]
     with pytest.raises(Stop):
-        await run_batch(lines, **batch, runner=AsyncioRunner(tools=[stop]), concurrency=2)
-    assert len(server.requests) < len(lines)
+        await run_batch(lines, **batch, runner=AsyncioRunner(tools=[stop, wait]), concurrency=2)
+    assert len(server.requests) == 2
 
 
 CHILD_SCRIPT = """
