@@ -27,16 +27,24 @@ SNIPPET = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 IN_ORDER = "Run the programs of this page in order, in one folder"
+SHARED_FOLDER = "shared"
 EXPLAINED = "index.md#run-the-examples"
 
 
-def run_page(page: Path, folder: Path) -> int:
-    """Run the snippets of a page, each in a new directory below ``folder``, and return their number."""
+def run_page(page: Path, folder: Path, *, in_order: bool = False) -> int:
+    """Run the snippets of a page, and return their number.
+
+    Args:
+        page: The page.
+        folder: The folder in which directories are created.
+        in_order: Whether the snippets share a directory; otherwise they do if the page states it.
+    """
     text = page.read_text(encoding="utf-8")
+    shares = in_order or IN_ORDER in text
     snippets = list(SNIPPET.finditer(text))
     with asyncio.Runner() as runner:
         for number, snippet in enumerate(snippets):
-            directory = folder / ("shared" if IN_ORDER in text else str(number))
+            directory = folder / (SHARED_FOLDER if shares else str(number))
             directory.mkdir(exist_ok=True)
             printed = io.StringIO()
             with contextlib.chdir(directory), contextlib.redirect_stdout(printed):

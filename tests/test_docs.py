@@ -3,10 +3,12 @@
 import logging
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import tomllib
 import zipfile
+from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
 
@@ -19,6 +21,7 @@ from kedge.testing import serve
 from snippets import (
     PAGES,
     ROOT,
+    SHARED_FOLDER,
     SNIPPET,
     TUTORIAL,
     matches_page,
@@ -27,6 +30,7 @@ from snippets import (
 )
 
 TUTORIAL_PROGRAMS = 6
+MIGRATION_PAGES = [page for page in PAGES if page.name.startswith("migrate-")]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,24 @@ def test_every_snippet_runs_and_prints_what_the_page_shows(
     finally:
         logger.setLevel(level)
     assert count == page.read_text(encoding="utf-8").count("```python")
+
+
+OTHER_PROGRAM = re.compile(r"^```py\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+DATABASE_FILE = re.compile(r'"(\w+\.db)"')
+
+
+@pytest.mark.parametrize("page", MIGRATION_PAGES, ids=lambda page: page.name)
+def test_migrated_programs_run_beside_files_of_the_other_library(
+    page: Path, tmp_path: Path
+) -> None:
+    """The programs of a page run in one folder, in which the other library has created its databases before."""
+    shared = tmp_path / SHARED_FOLDER
+    shared.mkdir()
+    for program in OTHER_PROGRAM.findall(page.read_text(encoding="utf-8")):
+        for name in DATABASE_FILE.findall(program):
+            with closing(sqlite3.connect(shared / name)) as connection:
+                connection.execute("CREATE TABLE IF NOT EXISTS messages (body)")
+    run_page(page, tmp_path, in_order=True)
 
 
 def test_every_snippet_is_type_checked(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
-"""Run the programs of the migration pages that use other libraries, on a local server.
+"""Run the programs of the migration pages, also those that use other libraries, on a local server.
 
-The first program of a page (``py``) prints what Kedge's program below it prints. A second one continues the first: it
-converts its history, and a ``text`` block shows what it prints.
+They are run as by a reader: in order, each as a file, in one folder. Each prints the next ``text`` block of its page.
 """
 
 import os
@@ -22,42 +21,49 @@ PACKAGES = {
     "migrate-langchain.md": "langchain-openai",
 }
 PROGRAM = re.compile(
-    r"^```py\n(?P<code>.*?)^```$(?:\n+^```text\n(?P<printed>.*?)^```$)?", re.DOTALL | re.MULTILINE
+    r"^```(?:py|python)\n(?P<code>.*?)^```$(?=.*?^```text\n(?P<printed>.*?)^```$)",
+    re.DOTALL | re.MULTILINE,
 )
-OUTPUT = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def check_migrations() -> Iterator[tuple[str, str, bool]]:
     """Yield the package of each page, what was run, and whether it printed what the page shows."""
     for name, package in PACKAGES.items():
-        page = (GUIDES / name).read_text(encoding="utf-8").partition("## Six programs")[0]
-        program, expected = "", OUTPUT.findall(page)[0]
-        passed = True
-        for number, each in enumerate(PROGRAM.finditer(page)):
-            program += each["code"]
-            expected += each["printed"] or "" if number else ""
-            printed = run_program(program)
-            if printed != expected:
-                print(f"docs/guides/{name} printed {printed!r}, not {expected!r}", file=sys.stderr)
-                passed = False
-        yield package, f"docs/guides/{name}", passed
+        problems = check_guide(GUIDES / name)
+        print(*problems, sep="\n", end="", file=sys.stderr)
+        yield package, f"docs/guides/{name}", not problems
 
 
-def run_program(code: str) -> str:
-    """Run a program in an empty folder and return what it prints, or its error."""
+def check_guide(page: Path) -> list[str]:
+    """Run the programs of a page in a new folder, and return what they printed that the page does not show."""
+    text = page.read_text(encoding="utf-8").partition("## Six programs")[0]
+    programs = list(PROGRAM.finditer(text))
+    problems: list[str] = []
     with serve() as server, tempfile.TemporaryDirectory() as folder:
-        variables = {
-            "OPENAI_BASE_URL": server.base_url,
-            "OPENAI_API_KEY": "any",
-            "OPENAI_AGENTS_DISABLE_TRACING": "1",
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=folder,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        for number, program in enumerate(programs, 1):
+            printed = run_program(program["code"], Path(folder), server.base_url)
+            if printed != program["printed"]:
+                shown = f"{printed!r}, not {program['printed']!r}"
+                problems.append(f"{page.name}: program {number} printed {shown}")
+    return problems
+
+
+def run_program(code: str, folder: Path, base_url: str) -> str:
+    """Run a program as a file in a folder, and return what it prints, or its error."""
+    file = folder / "program.py"
+    file.write_text(code, encoding="utf-8")
+    variables = {
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_KEY": "any",
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, file.name],
+        cwd=folder,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     return done.stdout + (done.stderr[-2000:] if done.returncode else "")
