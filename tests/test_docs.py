@@ -15,7 +15,7 @@ from textwrap import dedent
 import pytest
 
 from for_each import for_each
-from forked import MODULES
+from forked import MODULES, run_forked
 from kedge.mcp import mcp_tools
 from kedge.testing import serve
 from snippets import (
@@ -170,17 +170,31 @@ asyncio.run(main())
 """
 
 
+def read_chat() -> tuple[str, str]:
+    """Return the input of the chat in the README, and what it prints."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    match = re.search(r"^    \$ printf '(.+?)' \| make chat\n((?:    .+\n)+)", readme, re.MULTILINE)
+    assert match
+    return match[1].replace("\\n", "\n"), dedent(match[2])
+
+
+def test_extras_do_not_change_the_chat_of_the_readme(tmp_path: Path) -> None:
+    """With the packages of all extras, the chat prints what it prints without: the sizes are equal, too."""
+    lines, shown = read_chat()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")}
+    folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    done = run_forked("-m", "kedge", "chat", text=lines, cwd=tmp_path, env={**kept, **folders})
+    assert hide_ids(done.stdout) == hide_ids(shown)
+
+
 def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
     """With only the files of the wheel, the chat of the README and each program of the tutorial run.
 
     Before them, the first program of a user answers, and another one, which is async, continues its conversation.
     """
     wheel_site = WheelSite(tmp_path)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    match = re.search(r"^    \$ printf '(.+?)' \| make chat\n((?:    .+\n)+)", readme, re.MULTILINE)
-    assert match
-    chat = wheel_site.run("-m", "kedge", "chat", stdin=match[1].replace("\\n", "\n"))
-    assert hide_ids(chat) == hide_ids(dedent(match[2]))
+    lines, shown = read_chat()
+    assert hide_ids(wheel_site.run("-m", "kedge", "chat", stdin=lines)) == hide_ids(shown)
     tutorial = list(SNIPPET.finditer(TUTORIAL.read_text(encoding="utf-8")))
     assert len(tutorial) == TUTORIAL_PROGRAMS
     programs = [FIND, ADD + SYNC_LINES, ADD + ASYNC_LINES, *(each["code"] for each in tutorial)]

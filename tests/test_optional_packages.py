@@ -33,13 +33,17 @@ with serve() as server:
             turn = engine.run(Turn([user("My name is Ada.")]))
             turn = engine.run(turn.append(user("What did I say first?")))
             print(turn.blocks[-1].text, flush=True)
+with connect("practice", mode="stateless").sync as engine:
+    turn = engine.run(Turn([user("Think: My name is Ada.")]))
+    turn = engine.run(turn.append(user("What did I say first?")))
+    print(turn.blocks[-1].text, flush=True)
 try:
     Chat("practice", state_key=new_key())
 except InvalidSetting as error:
     print(error, flush=True)
 main(["serve", "--port", "0", "--db", ":memory:", "--json"])
 """
-"""Without the packages of extras, prints three answers and the error of a key for states, and serves."""
+"""Without the packages of extras, prints four answers and the error of a key for states, and serves."""
 ENCRYPTION = "pip install 'kedge-llm[encryption]'"
 SEALED = {"type": "reasoning", "summary": [], "encrypted_content": "Z0FBQQ=="}
 ENCRYPTED = [
@@ -65,6 +69,7 @@ def test_engines_and_the_server_need_no_extra(tmp_path: Path) -> None:
     try:
         answers = [process.stdout.readline() for _ in range(3)]
         assert answers == ['You said first: "My name is Ada."\n'] * 3
+        assert process.stdout.readline() == 'You said first: "Think: My name is Ada."\n'
         assert ENCRYPTION in process.stdout.readline()
         urls = json.loads(process.stdout.readline())
         with httpx2.Client(timeout=300, follow_redirects=True) as http:

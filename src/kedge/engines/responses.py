@@ -218,8 +218,7 @@ class ResponsesEngine(RequestEngine):
         session.mode_reason = problem
         session.mode = "stateless" if problem else session.requested_mode
         known, request = self._known_server, session.request
-        is_excluded = "include" in session.healed or not (known is None or known.encrypts)
-        is_wanted = request.keep_reasoning and not is_excluded
+        is_wanted = request.keep_reasoning and "include" not in session.healed
         session.include = is_wanted and session.check.reasoning.should_request(
             known=known is not None, unstored=not _should_store(session), heal=request.heal
         )

@@ -38,8 +38,6 @@ class KnownServer(msgspec.Struct, frozen=True):
     """Whether its memory needs no further proof."""
     max_depth: int | None = None
     """The number of responses of a chain that it passes to the model."""
-    encrypts: bool = True
-    """Whether it can return encrypted reasoning."""
 
 
 KNOWN_HOSTS: Mapping[str, KnownServer] = {

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -58,22 +59,26 @@ def _start_server(memory: _Memory) -> "ServerThread":
     from kedge.server.settings import Settings
     from kedge.server.uvicorn_server import ServerThread
 
-    settings = Settings()
+    # A conversation sends and shows the same on every machine, with or without the package that encrypts.
+    settings = Settings(encryption_optional=True)
     try:
         if memory.address != IN_MEMORY:
             open_current_database(memory.address).close()  # creates the tables
-            settings = Settings(
+            stored = replace(
+                settings,
                 db=str(store_file(memory.address) or memory.address),
                 in_store=True,
                 max_db_bytes=MAX_MEMORY_BYTES,
                 purge_every=PURGE_SECONDS,
             )
-        server = ServerThread(settings)
+            server = ServerThread(stored)
+        else:
+            server = ServerThread(settings)
     except (CannotServe, StoreError) as error:
         memory.report(
             f"the practice model remembers this conversation only while this process runs: {error}"
         )
-        server = ServerThread(Settings())
+        server = ServerThread(settings)
     server.start()
     atexit.register(server.stop)
     return server

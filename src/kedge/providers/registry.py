@@ -5,7 +5,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kedge import engines
 from kedge.arguments import read_variable
@@ -15,7 +14,6 @@ from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
 from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host
 from kedge.providers.clients import PRACTICE_SCOPE, check_names, make_engine, parse_address
-from kedge.security.encryption import can_encrypt
 
 OLLAMA_PORT = 11434
 _OPENAI_HOSTS = ("api.openai.com", "openai.azure.com")
@@ -191,8 +189,7 @@ def connect_practice(rest: str, **settings: Any) -> Engine:
 
     server = get_embedded_server()
     settings.setdefault("scope", PRACTICE_SCOPE)
-    known = replace(KNOWN_IDENTITIES["kedge"], encrypts=can_encrypt())
-    settings.setdefault("known_server", known)
+    settings.setdefault("known_server", KNOWN_IDENTITIES["kedge"])
     settings.setdefault("prompt_cache", True)
     return _build_responses_engine("practice", "practice", server.base_url, None, **settings)
 

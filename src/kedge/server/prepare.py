@@ -135,8 +135,7 @@ def _build_draft(
     model_input = build_model_input(service, body, history, items)
     model = service.find_model(body["model"])
     store = body.get("store") is not False and not service.settings.zero_data_retention
-    if "reasoning.encrypted_content" in (body.get("include") or ()):
-        service.cipher.require("include")
+    service.encrypts_reasoning(body)
     if body.get("background"):
         if on_socket:
             raise errors.BACKGROUND_ON_SOCKET()

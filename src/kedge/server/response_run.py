@@ -336,7 +336,7 @@ class ResponseRun(Generation):
             draft.key,
             len(draft.input),
             encrypt=service.cipher.encrypt,
-            encrypt_reasoning="reasoning.encrypted_content" in (body.get("include") or ()),
+            encrypt_reasoning=service.encrypts_reasoning(body),
             show_summary=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
         )
         super().__init__(service, draft, writer, self.id, recorded)

@@ -87,6 +87,8 @@ class Settings:
             ``ignore`` them, which is logged once and listed in the response header
             ``x-kedge-ignored-parameters``. None rejects them for the practice model and ignores them
             for any other model.
+        encryption_optional: Whether a request for encrypted reasoning is answered without it if the package that
+            encrypts is not installed, and not rejected.
         in_store: Whether ``db`` is a store. The responses are then in its tables for the practice model, which
             several processes may use at the same time.
         max_db_bytes: Size of the stored responses above which the oldest are deleted, or None.
@@ -112,6 +114,7 @@ class Settings:
     clock: Callable[[], float] = time.time
     faults: "Faults | None" = None
     unknown_parameters: Literal["ignore", "reject"] | None = None
+    encryption_optional: bool = False
     in_store: bool = False
     max_db_bytes: int | None = None
     callers: CallerRegistry | None = None

@@ -5,7 +5,7 @@ import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kedge.security.access_tokens import AccessToken, TokenReservation
@@ -157,6 +157,18 @@ class ServerState:
             return self.responses.delete_oldest() or self.conversations.delete_unused()
 
         return self._database.run_purge(purge_batch)
+
+    def encrypts_reasoning(self, body: Mapping[str, Any]) -> bool:
+        """Return whether the response to a request contains encrypted reasoning.
+
+        Raises:
+            ApiError: The request asks for it, and the package that encrypts is not installed.
+        """
+        if "reasoning.encrypted_content" not in (body.get("include") or ()):
+            return False
+        if not self.settings.encryption_optional:
+            self.cipher.require("include")
+        return self.cipher.is_available
 
     def remember_reasoning(self, items: Sequence[Item], texts: Sequence[str]) -> None:
         """Cache the texts of a response's reasoning, which a later response may read."""
