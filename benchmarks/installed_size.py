@@ -28,7 +28,7 @@ PURPOSES = {
     "msgspec": "JSON",
     "anyio": "tasks and cancellation",
     "click": "the command line",
-    "httptools": "the embedded server",
+    "h11": "the embedded server",
     "uvicorn": "the embedded server",
     "starlette": "the embedded server",
     "markdown-it-py": "Markdown on the web page",

@@ -14,24 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import httptools
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
 from kedge.errors import CannotServe
 from kedge.event_loops import run_in_thread
+from kedge.server.connections import LimitedProtocol
 
 if TYPE_CHECKING:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
-
     from kedge.server.request_log import RecordedRequest
     from kedge.server.settings import Settings
     from kedge.server.state import ServerState
-else:
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol as HttpProtocol
 
 CLOSE_SECONDS = 2.0
 """Seconds for which connections may flush their responses after the last run has ended."""
@@ -43,117 +38,17 @@ PING_TIMEOUT_SECONDS = 60.0
 """Seconds for which a WebSocket client may not answer a ping; slow readers are still connected."""
 
 MAX_HEADER_BYTES = 64 * 1024
-"""The size of unfinished headers of a server without own limits, and of all headers of a proxy."""
+"""The size of incomplete headers of a server without own limits, and of all headers of a proxy."""
 
 ACCEPT_LOOP_TURNS = 3
 """Turns of the loop after which asyncio has announced an accepted connection."""
 
 CLIENT_PROBLEMS = (
+    "Unsupported upgrade request.",
     "ASGI callable returned without completing handshake.",
     "Invalid UTF-8 sequence received from client.",
 )
-"""Messages with which uvicorn reports what a client did as an error."""
-
-
-class RequestParser:
-    """The parser ``httptools``, which otherwise skips the body of each request that offers another protocol.
-
-    Java's client offers HTTP/2 with every request to an address without TLS. A server that declines answers such a
-    request as any other, so its head is parsed again without the offer.
-
-    Args:
-        protocol: The connection.
-    """
-
-    def __init__(self, protocol: "LimitedProtocol") -> None:
-        self._protocol, self._parser = protocol, protocol.parser
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)
-
-    def feed_data(self, data: bytes) -> None:
-        """Parse what was received.
-
-        Raises:
-            HttpParserUpgrade: The connection changes to WebSocket.
-        """
-        while True:
-            try:
-                return self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as end_of_head:
-                if not self._protocol.declines_upgrade:
-                    raise
-                data = self._protocol.format_head() + data[end_of_head.args[0] :]
-                self._parser = httptools.HttpRequestParser(self._protocol)
-                self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-
-
-class LimitedProtocol(HttpProtocol):
-    """An HTTP connection of uvicorn with a limit on the size of unfinished headers, and a check of the host.
-
-    The parser ``httptools`` collects headers without a limit, and accepts several hosts. Headers that arrive as a
-    whole are checked by the app.
-    """
-
-    head_bytes: int | None = None
-    """How many bytes of unfinished headers were received; None if there are none."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.parser = cast("Any", RequestParser(self))
-
-    @property
-    def declines_upgrade(self) -> bool:
-        """Whether the request offers another protocol than WebSocket, and is answered in HTTP/1.1."""
-        if not self.parser.should_upgrade():
-            return False
-        offered = [value.lower() for name, value in self.headers if name == b"upgrade"]
-        return offered[-1:] not in ([], [b"websocket"])  # a CONNECT has no such header
-
-    def format_head(self) -> bytes:
-        """Return the head of the request without the protocol that it offers."""
-        start = f"{self.parser.get_method().decode()} {self.url.decode('latin-1')}"
-        lines = [f"{start} HTTP/{self.parser.get_http_version()}".encode("latin-1")]
-        lines += [b"%b: %b" % pair for pair in self.headers if pair[0] != b"upgrade"]
-        return b"\r\n".join([*lines, b"", b""])
-
-    def on_message_complete(self) -> None:
-        """End the request, unless its head is parsed again."""
-        if not self.declines_upgrade:
-            super().on_message_complete()
-
-    def on_message_begin(self) -> None:
-        """Start with the headers of a request."""
-        super().on_message_begin()
-        self.head_bytes = 0
-
-    def on_headers_complete(self) -> None:
-        """Start the request, or reject one whose host is ambiguous."""
-        self.head_bytes = None
-        if self.declines_upgrade:
-            return  # its head is parsed again
-        names = list(map(itemgetter(0), self.headers))
-        path = self.url.partition(b"?")[0]
-        if names.count(b"host") > 1 or not path.startswith(b"/") or b"#" in path:
-            raise ValueError("a request has one host, and a path as its target")  # becomes a 400
-        super().on_headers_complete()
-
-    def handle_websocket_upgrade(self) -> None:
-        """Change to WebSocket, whose parser has own limits and leaves what it cannot read without an answer."""
-        super().handle_websocket_upgrade()
-        if not cast("Any", self.transport.get_protocol()).handshake_initiated:
-            self.send_400_response(
-                "A WebSocket is opened with GET, at most 128 headers, and lines of at most 8 KiB."
-            )
-
-    def data_received(self, data: bytes) -> None:
-        """Parse what was received."""
-        is_inside = self.head_bytes is not None
-        super().data_received(data)
-        if is_inside and self.head_bytes is not None:
-            self.head_bytes += len(data)
-            if self.head_bytes > (self.config.h11_max_incomplete_event_size or MAX_HEADER_BYTES):
-                self.send_400_response("The headers of the request are too large.")
+"""Messages with which uvicorn reports what a client did as a problem."""
 
 
 class LimitedServer(uvicorn.Server):
@@ -174,6 +69,7 @@ class LimitedServer(uvicorn.Server):
             "log_config": None,
             "access_log": False,
             "server_header": False,
+            "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
             "timeout_keep_alive": math.ceil(idle_seconds),
         }
         super().__init__(uvicorn.Config(app, **defaults | options))
