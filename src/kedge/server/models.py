@@ -12,6 +12,7 @@ from anyio import sleep
 from msgspec import Struct
 
 from kedge.errors import SchemaTooComplex
+from kedge.event_loops.responsive import TimeSlice
 from kedge.practice import OutputPart, PracticeOutput, PracticeRequest, Script, answer
 from kedge.practice.context import ItemKind
 from kedge.server.errors import SCHEMA_TOO_COMPLEX
@@ -202,7 +203,10 @@ def _iter_output(
         text, is_cut = part.text, False
         if max_tokens is not None:
             text, max_tokens, is_cut = _truncate_text(text, max_tokens)
-        yield from map(ItemDelta, _WORD.findall(text) if stream else [text])
+        if stream:
+            yield from (ItemDelta(word[0]) for word in _WORD.finditer(text))
+        else:
+            yield ItemDelta(text)
         if is_cut:
             yield OutputTruncated("max_output_tokens")
             return
@@ -238,7 +242,9 @@ async def apply_stop_sequences(
     pending: str | None = None  # the end of the open text; None if no text is open
     logprobs: tuple[Mapping[str, Any], ...] = ()  # of tokens that are in this end, or before it
     before = 0  # the characters of these tokens that were sent
+    time_slice = TimeSlice()
     async for piece in events:
+        await time_slice.share()  # not every delta becomes an event
         if isinstance(piece, ItemOpened):
             pending, logprobs, before = "" if piece.kind == "text" else None, (), 0
         elif pending is not None and isinstance(piece, ItemDelta):

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from kedge.database.responses import slice_from_compaction
 from kedge.errors import StoreError
+from kedge.event_loops.responsive import TimeSlice
 from kedge.observe import count
 from kedge.server import object_forms
 from kedge.server.encrypted_content import CompactedContext, build_compaction_item
@@ -215,6 +216,7 @@ class Generation(ABC):
         if not self._draft.skip_model:
             prompt = self._draft.prompt
             pieces, stops = self._draft.model.answer(prompt), prompt.stop
+            time_slice = TimeSlice()  # a model may always have more to say
             try:
                 async for piece in apply_stop_sequences(pieces, stops) if stops else pieces:
                     if self._on_output is not None:
@@ -222,6 +224,7 @@ class Generation(ABC):
                     events = self._writer.feed(piece)
                     if self.is_streamed:
                         await emit(self._render(events, piece))
+                    await time_slice.share()
             finally:
                 if (aclose := getattr(pieces, "aclose", None)) is not None:
                     await aclose()  # stops the model

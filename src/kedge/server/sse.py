@@ -10,6 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from kedge.event_loops.responsive import TimeSlice
 from kedge.text.json_text import encode_escaped
 
 Entry = TypeVar("Entry")
@@ -104,6 +105,7 @@ class FollowedLog(Generic[Entry]):
         Raises:
             EventsDropped: If the reader is so slow that its next entry was dropped.
         """
+        time_slice = TimeSlice()  # a reader may be fast enough to find new entries each time
         while True:
             if not self.has_all_after(after):
                 raise EventsDropped
@@ -113,6 +115,7 @@ class FollowedLog(Generic[Entry]):
             after += len(entries)
             if entries:
                 yield entries
+                await time_slice.share()
             elif self.is_ended:
                 return
             else:

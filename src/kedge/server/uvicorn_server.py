@@ -63,7 +63,7 @@ class LimitedServer(uvicorn.Server):
     def __init__(self, app: Any, idle_seconds: float = IDLE_SECONDS, **options: Any) -> None:
         defaults: dict[str, Any] = {
             "http": LimitedProtocol,
-            "ws": "websockets-sansio",
+            "ws": "kedge.server.websocket_protocol:LimitedWebSocketProtocol",
             "ws_ping_timeout": PING_TIMEOUT_SECONDS,
             "loop": "asyncio",
             "log_config": None,

@@ -17,6 +17,7 @@ from typing import Any, cast
 from msgspec import Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kedge.event_loops.responsive import TimeSlice
 from kedge.server import errors
 from kedge.server.request_log import WEBSOCKET_SCOPE_KEY
 from kedge.server.schema.requests import parse_body
@@ -213,7 +214,9 @@ class ServerConnection:
         self._memory.clear()
 
     async def _read_messages(self) -> None:
+        time_slice = TimeSlice()  # a client may have sent thousands of messages
         while True:
+            await time_slice.share()
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
                 return

@@ -1,0 +1,87 @@
+"""Keep an event loop responsive: tasks that never wait take turns.
+
+A task that reads a model, an upstream or a stored stream waits only while there is nothing to read. If there always is,
+as from a fast model or a local server, no other task runs before its end. So each such loop has a ``TimeSlice``:
+
+    time_slice = TimeSlice()
+    async for event in events:
+        ...
+        await time_slice.share()
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from time import perf_counter
+from weakref import WeakKeyDictionary
+
+SLICE_SECONDS = 0.002
+"""The time for which a task runs before it lets others run."""
+
+
+# Why a queue. ``asyncio.sleep(0)`` lets every other task of the loop run once. If twenty tasks do that, each of them
+# runs for its slice before the loop looks at its sockets again, and a request that needs five turns of the loop waits
+# for a hundred slices. Here all of them wait in one queue, and each turn of the loop continues the first of it.
+
+
+class _TurnQueue:
+    """The work of one loop that can wait; one piece of it is done in each turn of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[Callable[[], object]] = deque()
+
+    def add(self, work: Callable[[], object]) -> None:
+        """Call a function after all work that was added earlier."""
+        self._waiting.append(work)
+        if len(self._waiting) == 1:
+            self._call_first_later()
+
+    def _call_first_later(self) -> None:
+        # Without the context variables of the task that happens to run now.
+        self._loop.call_soon(self._call_first, context=Context())
+
+    def _call_first(self) -> None:
+        work = self._waiting.popleft()
+        if self._waiting:
+            self._call_first_later()
+        work()
+
+
+_queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _TurnQueue] = WeakKeyDictionary()
+
+
+def _get_queue() -> _TurnQueue:
+    loop = asyncio.get_running_loop()
+    queue = _queues.get(loop)
+    if queue is None:
+        queue = _TurnQueue(loop)
+        _queues[loop] = queue
+    return queue
+
+
+def call_in_turn(work: Callable[[], object]) -> None:
+    """Call a function in a later turn of the running loop, after the tasks that came earlier."""
+    _get_queue().add(work)
+
+
+class TimeSlice:
+    """The time that a task may take before it lets others run; it begins when it is created."""
+
+    def __init__(self) -> None:
+        self._end = perf_counter() + SLICE_SECONDS
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is time to let others run."""
+        return perf_counter() >= self._end
+
+    async def share(self) -> None:
+        """Let other tasks run if the slice is over; afterwards the next one begins."""
+        if not self.is_over:
+            return
+        turn = asyncio.get_running_loop().create_future()
+        call_in_turn(lambda: turn.done() or turn.set_result(None))  # done if the task was cancelled
+        await turn
+        self._end = perf_counter() + SLICE_SECONDS
