@@ -22,8 +22,10 @@
     ├── BrokenInstallation         a file of the package itself is damaged
     ├── InvalidScript              an invalid script of the practice model
     ├── SchemaTooComplex           a JSON schema that the practice model cannot satisfy within its limits
-    ├── InvalidSetting             an invalid setting
-    │   └── UnknownSetting         no setting has this name
+    ├── InvalidSetting             an invalid setting or argument
+    │   ├── InvalidBatch           ... an invalid batch file, or a line of it
+    │   ├── InvalidWorkflow        ... the parts of a workflow do not match
+    │   └── UnknownSetting         ... no setting has this name
     ├── StoreError                 a store operation failed
     │   ├── CannotOpenStore        a wrong address or password, not a Kedge database, or a newer one
     │   ├── HeadConflict           another process moved the head first
@@ -43,8 +45,6 @@
     │   ├── OutputInvalid          ... because it does not match, also after retries
     │   └── OutputRefused          ... because the model refused to answer
     ├── BatchFailed                a batch stopped; completed work is stored
-    ├── InvalidBatch               an invalid batch file
-    ├── InvalidWorkflow            an invalid workflow
     ├── WorkflowFailed             a workflow stopped and can be resumed
     ├── Unsendable                 tool calls and results of the Turn do not match
     ├── UnsupportedBlock           a block that this provider does not support
@@ -202,7 +202,15 @@ class SchemaTooComplex(KedgeError):
 
 
 class InvalidSetting(KedgeError, ValueError):
-    """A setting is invalid; the message names it and its valid values."""
+    """A setting or an argument is invalid; the message names it and its valid values."""
+
+
+class InvalidBatch(InvalidSetting):
+    """A batch file is invalid; the message names the line and the problem."""
+
+
+class InvalidWorkflow(InvalidSetting):
+    """The parts of a workflow do not match, such as its steps and their names; the message names the problem."""
 
 
 class UnknownSetting(InvalidSetting, TypeError):
@@ -404,14 +412,6 @@ class OutputRefused(OutputError):
 
 class BatchFailed(KedgeError):
     """A batch stopped; completed work is stored, and the same command continues from there."""
-
-
-class InvalidBatch(KedgeError, ValueError):
-    """A batch file is invalid; the message names the line and the problem."""
-
-
-class InvalidWorkflow(KedgeError, ValueError):
-    """A workflow is invalid; the message names the problem."""
 
 
 class WorkflowFailed(KedgeError):

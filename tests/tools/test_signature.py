@@ -132,7 +132,7 @@ REJECTED: list[tuple[Any, str]] = [
     (generator, "it is a generator"),
     (Shelf, "Shelf cannot be a tool: it is a class; pass a function"),
     (Shelf.find, "it is an unbound method; pass object.method"),
-    ("find", "it is a str; pass a function"),
+    ("find", "it is of type str; pass a function"),
     (max, "its signature is not available"),
     (math.sqrt, "parameter x is positional-only"),
 ]

@@ -101,12 +101,18 @@ INVALID_BLOCKS: list[tuple[Any, str]] = [
     (lambda: untyped.ReasoningBlock("abc"), "summary: expected several strings, got str"),
     (lambda: untyped.ReasoningBlock((), ["a", 5]), "texts[1]: expected a string, got int"),
     (lambda: untyped.OpaqueBlock({}), "an opaque block's item needs a type"),
-    (lambda: untyped.OpaqueBlock({"type": "x", "a": {1}}), "item.a: a set is not a JSON value"),
+    (
+        lambda: untyped.OpaqueBlock({"type": "x", "a": {1}}),
+        "item.a: a value of type set is not JSON",
+    ),
     (lambda: untyped.UnknownBlock({"a": 1}), "needs a kind that Kedge does not know"),
     (lambda: untyped.UnknownBlock({"kind": "x", "id": "y"}), "must not have id, metadata"),
     (lambda: untyped.user("a", id=5), "id: expected a string, got int"),
     (lambda: untyped.user("a", id="\ud800"), "id: lone surrogate"),
-    (lambda: untyped.user("a", metadata={"a": {"b": object()}}), "metadata.a.b: a object is not"),
+    (
+        lambda: untyped.user("a", metadata={"a": {"b": object()}}),
+        "metadata.a.b: a value of type object is not",
+    ),
     (lambda: untyped.user("a", extra={"parts": 1}), "extra holds 'parts'"),
     (lambda: untyped.user("a", source=["resp_1"]), "source: expected a Source, got list"),
     (lambda: untyped.Source("", "\ud800"), "item_id: lone surrogate"),
@@ -117,7 +123,7 @@ INVALID_BLOCKS: list[tuple[Any, str]] = [
     (lambda: untyped.tool_call("f", None), "arguments: expected a mapping, got NoneType"),
     (lambda: untyped.tool_call("f", {"a": float("inf")}), "arguments.a: inf is not a JSON number"),
     (lambda: untyped.tool_call("f", "\ud800"), "arguments: lone surrogate"),
-    (lambda: untyped.tool_result("c", {1, 2}), "a set is not a JSON value"),
+    (lambda: untyped.tool_result("c", {1, 2}), "a value of type set is not JSON"),
 ]
 
 

@@ -76,11 +76,11 @@ REJECTED: list[tuple[Any, str, str]] = [
     ([1, -float("inf")], "$.a[1]", "-inf is not a JSON number"),
     ("x\ud800", "$.a", "lone surrogate at character 1"),
     ({"\udc00": 1}, '$.a["\\udc00"]', "lone surrogate at character 0"),
-    ({"two words": {"": object()}}, '$.a["two words"][""]', "a object is not a JSON value"),
-    ({1, 2}, "$.a", "a set is not a JSON value"),
+    ({"two words": {"": object()}}, '$.a["two words"][""]', "a value of type object is not JSON"),
+    ({1, 2}, "$.a", "a value of type set is not JSON"),
     ({1: 2}, "$.a", "the key 1 is not a string"),
     (LARGEST + 1, "$.a", "an integer of more than 2048 bits"),
-    (dict, "$.a", "a type is not a JSON value"),
+    (dict, "$.a", "a value of type type is not JSON"),
 ]
 
 
@@ -192,7 +192,7 @@ def test_struct_with_to_json_is_stored() -> None:
     assert hash(frozen) == hash(FrozenMap(thaw(frozen)))
     assert frozen != FrozenMap(state=State((1, 3)), listed=[State()])
     assert FrozenMap(state=State()) != FrozenMap(state=[])
-    with pytest.raises(InvalidJSON, match="a Loose is not a JSON value"):
+    with pytest.raises(InvalidJSON, match="a value of type Loose is not JSON"):
         FrozenMap(state=Loose())
 
 
@@ -211,7 +211,7 @@ def test_wrapped_members_are_checked_when_they_are_frozen() -> None:
     assert wrapped["a"][0]["b"] == (1, value)
     assert type(wrapped["c"]) is FrozenMap
     assert frozen_json.get_wrapped(wrapped)["c"] == {"d": 2} == thaw(wrapped["c"])
-    with pytest.raises(InvalidJSON, match="object is not a JSON value") as caught:
+    with pytest.raises(InvalidJSON, match="object is not JSON") as caught:
         freeze({"x": wrapped})
     assert caught.value.path == "$.x.a[0].b[1]"
     with pytest.raises(InvalidJSON, match="nested"):

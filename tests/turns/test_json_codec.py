@@ -179,7 +179,7 @@ INVALID_FORMS: list[tuple[Any, str, str]] = [
     ({"id": 5}, "$.id", "expected a string, got a number"),
     ({"id": ""}, "$.id", "expected an id, got an empty string"),
     ({"data": []}, "$.data", "expected an object, got an array"),
-    ({"data": {"a": {"b": [{1, 2}]}}}, "$.data.a.b[0]", "a set is not a JSON value"),
+    ({"data": {"a": {"b": [{1, 2}]}}}, "$.data.a.b[0]", "a value of type set is not JSON"),
     ({"x_new": 10**1000}, "$.x_new", "an integer of more than 2048 bits"),
     ({"blocks": [{}]}, "$.blocks[0].kind", "missing"),
     ({"blocks": [{"kind": "user"}]}, "$.blocks[0].parts", "missing"),
@@ -191,7 +191,12 @@ NOT_ONE = "needs exactly one of"
 TEXT, IMAGE, FILE = {"type": "text"}, {"type": "image"}, {"type": "file"}
 INVALID_BLOCKS: list[tuple[str, dict[Any, Any], str, str]] = [
     ("user", {"id": ""}, ".id", "expected an id, got an empty string"),
-    ("user", {"metadata": {"a b": [b""]}}, '.metadata["a b"][0]', "a bytes is not a JSON value"),
+    (
+        "user",
+        {"metadata": {"a b": [b""]}},
+        '.metadata["a b"][0]',
+        "a value of type bytes is not JSON",
+    ),
     ("user", {5: 5}, "", "the key 5 is not a string"),
     ("assistant", {"parts": [{**IMAGE, "url": "u"}]}, ".parts[0].type", ONLY),
     ("system", {"role": "user"}, ".role", "expected 'system' or 'developer'"),

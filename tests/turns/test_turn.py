@@ -204,7 +204,10 @@ untyped: Any = turns  # the same module, untyped
 INVALID_CALLS: list[tuple[Any, str]] = [
     (lambda _: untyped.Turn(5), "a Turn must have blocks, not int"),
     (lambda _: untyped.Turn([], id=5), "id: expected a string, got int"),
-    (lambda _: untyped.Turn([], data={"a": {"b": {1}}}), "data.a.b: a set is not a JSON value"),
+    (
+        lambda _: untyped.Turn([], data={"a": {"b": {1}}}),
+        "data.a.b: a value of type set is not JSON",
+    ),
     (lambda _: untyped.Turn([], extra={"blocks": []}), "extra holds 'blocks'"),
     (lambda turn: turn.append("text"), "a Turn must have blocks, not str; use kedge.user"),
     (lambda turn: turn.append(untyped.image("data:,")), "put it into a message: user"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kedge.errors import InvalidWorkflow, KedgeError
+from kedge.errors import InvalidSetting, InvalidWorkflow, KedgeError
 from kedge.store import Store
 from kedge.testing import TestServer
 from kedge.workflows import (
@@ -110,19 +110,30 @@ async def test_winner_must_be_a_side(store: Store, scripted: Any, connected: Any
     with pytest.raises(InvalidWorkflow, match="is not a side: 'water'"):
         await debate("?", sides, judge=lambda arguments: "water", store=store)
     wrong: Any = lambda arguments: 3  # noqa: E731
-    with pytest.raises(InvalidWorkflow, match="not a int"):
+    with pytest.raises(InvalidSetting, match="or None, not int"):
         await debate("?", sides, judge=wrong, store=store)
-    given: Any
-    for given in ("ab", ["tea", "coffee"]):
-        with pytest.raises(InvalidWorkflow, match="each side must be Side, not str"):
-            await debate("?", given, judge=lambda arguments: "tea", store=store)
-    with pytest.raises(InvalidWorkflow, match="the question must be str, not list"):
-        await debate(given, sides, judge=lambda arguments: "tea", store=store)
+    for wrong, message in (
+        ("ab", "sides must be a list of Side, not str"),
+        (None, "sides must be a list of Side, not NoneType"),
+        (5, "sides must be a list of Side, not int"),
+        (["tea", "coffee"], "each of sides must be Side, not str"),
+    ):
+        with pytest.raises(InvalidSetting, match=message):
+            await debate("?", wrong, judge=lambda arguments: "tea", store=store)
+    for wrong in (["?"], None, 5):
+        with pytest.raises(InvalidSetting, match="the question must be str, not "):
+            await debate(wrong, sides, judge=lambda arguments: "tea", store=store)
+    for wrong in ({"name": 5}, {"brief": None}, {"engine": 5}):
+        with pytest.raises(InvalidSetting, match="must be"):
+            Side(**{"name": "a", "engine": "practice", **wrong})
+    for wrong in ({"winner": 5}, {"over": "no"}):
+        with pytest.raises(InvalidSetting, match="of a ruling must be"):
+            Ruling(**{"over": True, **wrong})
     cases = (["a"], 1), (["a", "a"], 1), (["a", "judge"], 1), (["a", "b"], 0), (["a", "b"], "2")
     rounds: Any
     for names, rounds in cases:
         sides = [Side(name, "practice") for name in names]
-        with pytest.raises(InvalidWorkflow):
+        with pytest.raises(InvalidSetting):
             await debate("?", sides, judge=lambda arguments: None, store=store, rounds=rounds)
 
 

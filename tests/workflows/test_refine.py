@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from kedge.conversation import Conversation
-from kedge.errors import InvalidWorkflow, KedgeError, WorkflowFailed
+from kedge.errors import InvalidSetting, InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
 from kedge.turns import user
 from kedge.workflows import (
@@ -87,12 +87,17 @@ async def test_values_of_a_verdict(store: Store, scripted: Any, connected: Any) 
         "Hello", judge=lambda answer: assert_type(answer, str) != "", store=store, engine=engine
     )
     assert result.passed
-    wrong: Any = lambda answer: None  # noqa: E731
-    with pytest.raises(InvalidWorkflow, match="not a NoneType"):
-        await refine("Hello", judge=wrong, store=store, engine=engine)
     place: Any = {"store": store, "engine": engine, "workflow": "w1"}
-    with pytest.raises(KedgeError, match="score: nan is not a JSON number"):
-        await refine("Hello", judge=lambda answer: math.nan, **place)
+    for wrong, message in (
+        (None, "or a Verdict, not NoneType"),
+        (math.nan, "the score of a judge must be a finite number, not nan"),
+        (math.inf, "the score of a judge must be a finite number, not inf"),
+        (10**400, "the score of a judge must be a finite number, not 1000"),
+        (10**5000, "must be a finite number, not an integer of thousands of digits"),
+    ):
+        answers: dict[str, Any] = {"judge": lambda _, wrong=wrong: wrong}
+        with pytest.raises(InvalidSetting, match=message):
+            await refine("Hello", **answers, **place)
     result = await refine("Hello", judge=lambda answer: 1.0, **place)
     assert [each.stored for each in result.rounds] == [True]
 
@@ -239,12 +244,12 @@ async def test_copies_are_not_in_the_workflow(store: Store, scripted: Any, conne
 
 
 async def test_invalid_arguments_are_rejected(store: Store, scripted: Any, connected: Any) -> None:
-    """Wrong rounds, judges and settings and a missing engine raise `InvalidWorkflow`, and nothing is stored."""
+    """Wrong arguments and settings and a missing engine raise `InvalidSetting`, and nothing is stored."""
     engine = connected(scripted())
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"rounds": 0}, "rounds must be an integer of at least 1, not 0"),
         ({"rounds": 1.5}, "rounds must be an integer of at least 1, not 1.5"),
-        ({"judge": 3}, "not a int"),
+        ({"judge": 3}, "or a ModelJudge, not int"),
         ({"task": user("Hello")}, "task and again must be str, not UserBlock"),
         ({"again": None}, "task and again must be str, not NoneType"),
         ({"on_event": 3}, "on_event must be a function that is not async, not 3"),
@@ -255,13 +260,13 @@ async def test_invalid_arguments_are_rejected(store: Store, scripted: Any, conne
         ({"model": "practice", "title": "Ship"}, "determines model, title"),
     ]
     for settings, message in wrong:
-        with pytest.raises(InvalidWorkflow, match=message):
+        with pytest.raises(InvalidSetting, match=message):
             await refine(
                 **{"task": "Hello", "judge": bool, "store": store, "engine": engine, **settings}
             )
     with pytest.raises(InvalidWorkflow, match="a store and an engine"):
         await refine("Hello", judge=bool, store=store)
-    with pytest.raises(InvalidWorkflow, match="not a valid JSON schema"):
+    with pytest.raises(InvalidSetting, match="not a valid JSON schema"):
         await refine("Hello", judge={"type": "ship"}, store=store, engine=engine)
     conversation = await Conversation.create(engine, store=store)
     with pytest.raises(InvalidWorkflow, match="conversation= has its own middleware, tools"):

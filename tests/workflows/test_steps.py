@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from kedge.conversation import Conversation
-from kedge.errors import InvalidWorkflow, WorkflowFailed
+from kedge.errors import InvalidSetting, InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
 from kedge.workflows import Side, Step, debate, list_workflows, load_workflow, refine, steps
 from kedge.workflows.results import AnswerJudged, QuestionAnswered, QuestionAsked
@@ -123,7 +123,7 @@ async def test_an_id_belongs_to_one_kind_of_workflow(store: Store) -> None:
 
 
 async def test_invalid_pipeline_is_rejected_before_sending(store: Store) -> None:
-    """A mistake in a template or step, and an input that is no JSON, raise `InvalidWorkflow` before any request."""
+    """A mistake in a template or step, and wrong arguments, raise an error before any request."""
     place: dict[str, Any] = {"store": store, "engine": "practice"}
     for pipeline, message in (
         (list[Step](), "at least one step"),
@@ -136,15 +136,20 @@ async def test_invalid_pipeline_is_rejected_before_sending(store: Store) -> None
             await steps(pipeline, inputs={"place": "x"}, **place)
         assert message in str(exc_info.value)
     wrong: Any
-    for wrong in ("ab", ["a"]):
-        with pytest.raises(InvalidWorkflow, match="each step must be Step, not str"):
+    for wrong, message in (
+        ("ab", "pipeline must be a list of Step, not str"),
+        (None, "pipeline must be a list of Step, not NoneType"),
+        (5, "pipeline must be a list of Step, not int"),
+        (["a"], "each of pipeline must be Step, not str"),
+    ):
+        with pytest.raises(InvalidSetting, match=message):
             await steps(wrong, **place)
     for wrong in ([1], "ab", [("a", "b")]):
-        with pytest.raises(InvalidWorkflow, match="inputs: expected a mapping"):
+        with pytest.raises(InvalidSetting, match="inputs: expected a mapping"):
             await steps([Step("a", "x")], inputs=wrong, **place)
-    with pytest.raises(InvalidWorkflow, match=r"inputs\.day: a date is not a JSON value"):
+    with pytest.raises(InvalidSetting, match=r"inputs\.day: a value of type date is not JSON"):
         await steps([Step("a", "{day}")], inputs={"day": date(2026, 1, 2)}, **place)
-    with pytest.raises(InvalidWorkflow, match="the schema of b"):
+    with pytest.raises(InvalidSetting, match="the schema of b"):
         await steps([Step("a", "x"), Step("b", "x", result=5)], **place)
     assert await list_workflows(store) == []
     inputs = {"place": "x", "things": [1]}
@@ -153,8 +158,9 @@ async def test_invalid_pipeline_is_rejected_before_sending(store: Store) -> None
             await steps([Step("a", prompt)], inputs=inputs, **place)
     with pytest.raises(InvalidWorkflow):
         Step(prompt="x", name="two words")
-    with pytest.raises(InvalidWorkflow):
-        Step(prompt="x", name="a", attempts=0)
+    for wrong in ({"attempts": 0}, {"name": 5}, {"prompt": None}):
+        with pytest.raises(InvalidSetting, match=r"of (the|a) step"):
+            Step(**{"name": "a", "prompt": "x", **wrong})
 
 
 async def test_result_may_have_any_type(store: Store, scripted: Any, connected: Any) -> None:
@@ -165,5 +171,5 @@ async def test_result_may_have_any_type(store: Store, scripted: Any, connected: 
     assert result["ships"] == ["Argo", "Beagle"]
     assert result.steps[1].question == 'Check ["Argo", "Beagle"].'
     assert server.requests[0].body["text"]["format"]["strict"] is True
-    with pytest.raises(InvalidWorkflow, match="schema of ships"):
+    with pytest.raises(InvalidSetting, match="schema of ships"):
         await steps([Step("ships", "List.", 3)], store=store, engine=connected(server))

@@ -35,7 +35,7 @@ from kedge.batch.rate_limit import RateLimiter
 from kedge.config import check_output_file
 from kedge.conversation import Conversation
 from kedge.engines import Engine
-from kedge.errors import InvalidBatch, InvalidSetting, KedgeError, KeyReused
+from kedge.errors import InvalidBatch, KedgeError, KeyReused
 from kedge.middleware import retry, with_middleware
 from kedge.middleware.compose import Tools, resolve_tools
 from kedge.planning import find_running
@@ -334,17 +334,14 @@ async def run_batch(
         The totals of the batch.
 
     Raises:
-        InvalidBatch: The file, a line or a limit is invalid.
-        InvalidSetting: ``out`` is a database, or the lease is not a number of seconds above 0.
+        InvalidBatch: The file or a line is invalid.
+        InvalidSetting: An argument is invalid, or ``out`` is a database.
         BatchFailed: The batch stopped; completed work is stored.
     """
-    try:
-        check_positive_int("concurrency", concurrency)
-        check_positive_int("attempts", attempts)
-        check_count("requests_per_minute", requests_per_minute)
-        check_count("tokens_per_minute", tokens_per_minute)
-    except InvalidSetting as error:
-        raise InvalidBatch(str(error)) from None
+    check_positive_int("concurrency", concurrency)
+    check_positive_int("attempts", attempts)
+    check_count("requests_per_minute", requests_per_minute)
+    check_count("tokens_per_minute", tokens_per_minute)
     validate_seconds(lease, "lease")
     check_output_file(Path(out), resolve_address(store_url))
     lines = list(prompts) if not isinstance(prompts, str | Path) else read_lines(prompts)

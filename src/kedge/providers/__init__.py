@@ -57,11 +57,16 @@ def connect(model: str, **settings: Unpack[ConnectSettings]) -> Engine:
 
 def to_engine(model: Engine | str) -> Engine:
     """Return an engine, or the engine of a model string."""
+    check_model(model)
+    return connect(model) if isinstance(model, str) else model
+
+
+def check_model(model: Engine | str) -> None:
+    """Raise ``InvalidSetting`` unless a value is an engine or a model string, which may be wrong."""
     if not isinstance(model, Engine | str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidSetting(
             f"the model must be a model string such as 'openai:gpt-5.1', or an engine, not {describe_type(model)}"
         )
-    return connect(model) if isinstance(model, str) else model
 
 
 _MODEL_PROVIDERS = {"gpt": "openai", "chatgpt": "openai", "claude": "anthropic", "grok": "xai"}

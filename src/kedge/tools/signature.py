@@ -163,7 +163,7 @@ def strip_annotated(annotation: Any) -> Any:
 
 def _check_callable(function: object, name: str) -> None:
     if not callable(function) or inspect.isclass(function):
-        kind = "a class" if inspect.isclass(function) else f"a {type(function).__name__}"
+        kind = "a class" if inspect.isclass(function) else f"of type {type(function).__name__}"
         raise InvalidTool(name, f"it is {kind}; pass a function")
     code = unwrap_callable(function)
     if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):

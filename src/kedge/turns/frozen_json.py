@@ -319,7 +319,7 @@ def _freeze_other(value: Any, depth_left: int) -> Any:
         case _ if _has_json_form(value):
             return value
         case _:
-            raise InvalidJSON("", f"a {type(value).__name__} is not a JSON value")
+            raise InvalidJSON("", f"a value of type {type(value).__name__} is not JSON")
 
 
 _set_content, _set_source = (vars(FrozenMap)[name].__set__ for name in ("_content", "_source"))

@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import msgspec
 
-from kedge.arguments import check_positive_int, check_type
+from kedge.arguments import check_number, check_positive_int, check_type, list_arguments
 from kedge.conversation import Conversation
-from kedge.engines import Engine, OutputSchema
-from kedge.errors import InvalidWorkflow
+from kedge.engines import Engine, OutputSchema, to_output_schema
+from kedge.errors import InvalidSetting, InvalidWorkflow, describe_type
 from kedge.event_loops import await_value
 from kedge.events import Usage
 from kedge.schemas.output_schema import SchemaMismatch
@@ -35,10 +35,9 @@ from kedge.workflows.results import (
     Side,
     Verdict,
     WorkflowCallback,
-    check_argument,
     ignore_event,
 )
-from kedge.workflows.roles import JUDGE_ROLE, ModelJudge, Role, WorkflowRun, load_schema
+from kedge.workflows.roles import JUDGE_ROLE, ModelJudge, Role, WorkflowRun
 
 VerdictValue = Verdict | bool | float | str
 JudgeFunction = Callable[[str], VerdictValue | Awaitable[VerdictValue]]
@@ -121,13 +120,13 @@ async def refine(
         InvalidWorkflow: The arguments are invalid.
         WorkflowFailed: The judge gave no usable verdict.
     """
-    check_argument(check_type, "task and again", str, task, again)
-    check_argument(check_positive_int, "rounds", rounds)
+    check_type("task and again", str, task, again)
+    check_positive_int("rounds", rounds)
     schema = find_judge_schema(judge)
     if schema is None and not isinstance(judge, ModelJudge) and not callable(judge):
-        raise InvalidWorkflow(
+        raise InvalidSetting(
             "a judge must be a function, a JSON schema, a pydantic model or a ModelJudge, "
-            f"not a {type(judge).__name__}"
+            f"not {describe_type(judge)}"
         )
     stored_spec = {"task": task, "rounds": rounds, **(spec or {})}
     async with WorkflowRun("refine", workflow, stored_spec, on_event, settings) as run:
@@ -148,7 +147,7 @@ def find_judge_schema(judge: Any) -> OutputSchema[Any] | None:
     is_form = isinstance(judge, Mapping | OutputSchema) or (
         isinstance(judge, type) and hasattr(judge, "model_json_schema")
     )
-    return load_schema(judge) if is_form else None
+    return to_output_schema(judge) if is_form else None
 
 
 async def _run_refinement(
@@ -205,13 +204,14 @@ def _to_verdict(value: object) -> Verdict:
         case bool():
             return Verdict(value)
         case int() | float():
+            check_number("the score of a judge", value)
             return Verdict(value >= PASSING_SCORE, score=float(value))
         case str():
             return Verdict(not value, value)
         case _:
-            raise InvalidWorkflow(
+            raise InvalidSetting(
                 "a judge returns True or False, a score, a critique (empty to accept) or a Verdict, "
-                f"not a {type(value).__name__}"
+                f"not {describe_type(value)}"
             )
 
 
@@ -272,8 +272,10 @@ async def debate(
         InvalidWorkflow: The sides, the judge or the rounds are invalid.
         WorkflowFailed: A side or the judge gave no usable answer.
     """
-    check_argument(check_type, "the question", str, question)
-    _validate_debate(sides, rounds, judge)
+    check_type("the question", str, question)
+    check_positive_int("rounds", rounds)
+    sides = list_arguments("sides", Side, sides)
+    _validate_debate(sides, judge)
     stored_spec = {
         "question": question,
         "rounds": rounds,
@@ -292,16 +294,16 @@ async def debate(
         return await _Debate(sides, roles, judge_role, judge, question, rounds).run()
 
 
-def _validate_debate(sides: Sequence[Side], rounds: int, judge: object) -> None:
-    check_argument(check_type, "each side", Side, *sides)
+def _validate_debate(sides: Sequence[Side], judge: object) -> None:
     names = [side.name for side in sides]
     if len(names) < 2 or len(set(names)) < len(names):
         raise InvalidWorkflow("a debate needs two or more sides with unique names")
     if JUDGE_ROLE in names or "" in names or any("/" in name for name in names):
         raise InvalidWorkflow("a side must not be named 'judge', and its name must have no slash")
-    check_argument(check_positive_int, "rounds", rounds)
     if not isinstance(judge, ModelJudge) and not callable(judge):
-        raise InvalidWorkflow("the judge of a debate must be a function or a ModelJudge")
+        raise InvalidSetting(
+            f"the judge of a debate must be a function or a ModelJudge, not {describe_type(judge)}"
+        )
 
 
 class _Debate(msgspec.Struct, frozen=True):
@@ -405,9 +407,9 @@ def _to_ruling(value: object) -> Ruling:
         case str():
             return Ruling(over=True, winner=value)
         case _:
-            raise InvalidWorkflow(
+            raise InvalidSetting(
                 "the judge of a debate returns a Ruling, the name of the winner, or None, "
-                f"not a {type(value).__name__}"
+                f"not {describe_type(value)}"
             )
 
 

@@ -8,21 +8,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from kedge.arguments import check_positive_int
+from kedge.arguments import check_number, check_positive_int, check_type
 from kedge.engines import Engine
-from kedge.errors import InvalidSetting, InvalidWorkflow
+from kedge.errors import InvalidWorkflow
 from kedge.events import Usage
+from kedge.providers import check_model
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 WorkflowKind = Literal["refine", "debate", "steps"]
-
-
-def check_argument(check: Callable[..., object], *values: Any) -> None:
-    """Check an argument, and raise ``InvalidWorkflow`` for an ``InvalidSetting``."""
-    try:
-        check(*values)
-    except InvalidSetting as error:
-        raise InvalidWorkflow(str(error)) from None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -31,6 +24,12 @@ class Verdict(msgspec.Struct, frozen=True):
     passed: bool
     critique: str = ""
     score: float | None = None
+
+    def __post_init__(self) -> None:
+        check_type("passed of a verdict", bool, self.passed)
+        check_type("the critique of a verdict", str, self.critique)
+        if self.score is not None:
+            check_number("the score of a judge", self.score)
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -64,6 +63,10 @@ class Side(msgspec.Struct, frozen=True):
     brief: str = ""
     """The position to argue for; by default the model chooses one."""
 
+    def __post_init__(self) -> None:
+        check_type("name and brief of a side", str, self.name, self.brief)
+        check_model(self.engine)
+
 
 class DebateArgument(msgspec.Struct, frozen=True):
     """The argument of one side in one round."""
@@ -82,6 +85,10 @@ class Ruling(msgspec.Struct, frozen=True):
     over: bool
     winner: str = ""
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        check_type("over of a ruling", bool, self.over)
+        check_type("winner and reason of a ruling", str, self.winner, self.reason)
 
 
 class DebateResult(msgspec.Struct, frozen=True):
@@ -117,9 +124,10 @@ class Step(msgspec.Struct, frozen=True):
     attempts: int = 3
 
     def __post_init__(self) -> None:
+        check_type("name and prompt of a step", str, self.name, self.prompt)
         if not self.name.isidentifier():
             raise InvalidWorkflow(f"the name of a step must be an identifier, not {self.name!r}")
-        check_argument(check_positive_int, f"attempts of the step {self.name}", self.attempts)
+        check_positive_int(f"attempts of the step {self.name}", self.attempts)
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -13,13 +13,12 @@ from typing import Any, Self, TypeVar, cast
 import msgspec
 from msgspec.structs import asdict, replace
 
-from kedge.arguments import check_callback
+from kedge.arguments import check_callback, check_type
 from kedge.conversation import Conversation, ConversationSettings, Reply
 from kedge.conversation.lookup import find_redo_target
-from kedge.engines import Engine, OutputSchema, to_output_schema
+from kedge.engines import Engine, to_output_schema
 from kedge.errors import (
     HeadConflict,
-    InvalidSetting,
     InvalidWorkflow,
     NotInStore,
     OutputError,
@@ -29,6 +28,7 @@ from kedge.errors import (
 from kedge.events import Usage
 from kedge.events.run import OutputRejected
 from kedge.middleware.compose import resolve_tools
+from kedge.providers import check_model
 from kedge.schemas.output_schema import CORRECTION_ORIGIN
 from kedge.store import ConversationRow, Store
 from kedge.turns import new_id, user
@@ -42,7 +42,6 @@ from kedge.workflows.results import (
     WorkflowFinished,
     WorkflowKind,
     WorkflowStarted,
-    check_argument,
 )
 
 D = TypeVar("D", Verdict, Ruling)
@@ -66,18 +65,6 @@ MAX_ATTEMPTS = 3
 def new_workflow_id() -> str:
     """Return a new workflow id."""
     return new_id("wf")
-
-
-def load_schema(result: Any, name: str = "answer") -> OutputSchema[Any]:
-    """Return the schema of the answers of a workflow.
-
-    Raises:
-        InvalidWorkflow: It is neither a type with a JSON schema nor a valid JSON schema.
-    """
-    try:
-        return to_output_schema(result, name)
-    except InvalidSetting as error:
-        raise InvalidWorkflow(str(error)) from error
 
 
 def workflow_tag(workflow: str) -> str:
@@ -164,7 +151,7 @@ class Role(msgspec.Struct):
         Raises:
             WorkflowFailed: No answer matched; ``problem`` says whose.
         """
-        options = {"output": load_schema(result), "output_retries": attempts - 1}
+        options = {"output": to_output_schema(result, "answer"), "output_retries": attempts - 1}
         try:
             reply = await self.ask(number, message, on_rejected=on_rejected, **options)
         except OutputError as error:
@@ -241,6 +228,10 @@ class ModelJudge(msgspec.Struct, frozen=True):
     engine: Engine | str
     rubric: str
 
+    def __post_init__(self) -> None:
+        check_type("the rubric of a judge", str, self.rubric)
+        check_model(self.engine)
+
 
 class WorkflowRun(msgspec.Struct):
     """A running workflow, which opens its roles; ``async with`` closes the engines that are connected here.
@@ -264,7 +255,7 @@ class WorkflowRun(msgspec.Struct):
         if taken := sorted(self.settings.keys() & _DETERMINED_SETTINGS):
             problem = f"a workflow determines {', '.join(taken)} of its conversations; leave it out"
             raise InvalidWorkflow(f"{problem}, or pass conversation=")
-        check_argument(check_callback, "on_event", self.on_event)
+        check_callback("on_event", self.on_event)
         self.workflow = self.workflow or new_workflow_id()
         return self
 

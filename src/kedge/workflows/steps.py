@@ -8,10 +8,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
-from kedge.arguments import check_type
+from kedge.arguments import list_arguments
 from kedge.conversation import Conversation
-from kedge.engines import Engine, OutputSchema
-from kedge.errors import InvalidJSON, InvalidWorkflow, WorkflowFailed
+from kedge.engines import Engine, OutputSchema, to_output_schema
+from kedge.errors import InvalidJSON, InvalidSetting, InvalidWorkflow, WorkflowFailed
 from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import Store
 from kedge.turns.frozen_json import freeze_map
@@ -22,10 +22,9 @@ from kedge.workflows.results import (
     StepsResult,
     Verdict,
     WorkflowCallback,
-    check_argument,
     ignore_event,
 )
-from kedge.workflows.roles import Role, WorkflowRun, load_schema
+from kedge.workflows.roles import Role, WorkflowRun
 
 STEPS_ROLE = "steps"
 
@@ -62,10 +61,12 @@ async def steps(
         InvalidWorkflow: A step or an input is invalid.
         WorkflowFailed: An answer did not match its schema.
     """
+    pipeline = list_arguments("pipeline", Step, pipeline)
     _validate_pipeline(pipeline, inputs or {})
     values = dict(inputs or {})
     forms = [
-        None if step.result is None else load_schema(step.result, step.name) for step in pipeline
+        None if step.result is None else to_output_schema(step.result, step.name)
+        for step in pipeline
     ]
     stored_spec = {"steps": [step.name for step in pipeline], "inputs": values, **(spec or {})}
     async with WorkflowRun("steps", workflow, stored_spec, on_event, settings) as run:
@@ -82,13 +83,12 @@ async def steps(
 
 
 def _validate_pipeline(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> None:
-    check_argument(check_type, "each step", Step, *pipeline)
     if not pipeline:
         raise InvalidWorkflow("a pipeline needs at least one step")
     try:
         freeze_map(inputs, "inputs")
     except InvalidJSON as error:
-        raise InvalidWorkflow(str(error)) from error
+        raise InvalidSetting(str(error)) from error
     known = set(inputs)
     for step in pipeline:
         if step.name in known:
