@@ -47,7 +47,12 @@ STEPS = (
         1_000_000,
         shows_progress=True,
     ),
-    Step("mutants of the source", ("tests/mutants.py",), 1, shows_progress=True),
+    Step(
+        "mutants of the source",
+        ("tests/mutants.py", "--count", "{count}"),
+        1_000,
+        shows_progress=True,
+    ),
     Step("planning laws, random examples", (*PYTEST, "tests/planning/test_laws.py"), 1),
     Step(
         "other property tests, random examples",

@@ -1,165 +1,217 @@
-"""``make campaign ONLY=mutants``: apply the mutants of ``mutants.toml`` to copies of the tree, and run their tests.
+"""Generate mutants of the functions that decide, and run the tests that execute them.
 
-A mutant is caught if a test fails, or does not end in time. The others survive: they are printed, and either a test
-lacks an assertion, or the change makes no difference and the mutant is replaced. ``python tests/mutants.py TEXT…``
-runs only those whose file or change contains one of the texts.
+    python tests/mutants.py --count 200 --seed 1 --only planning
+
+The mutants are drawn at random from all that the operators generate (``tests/mutation/operators.py``). Those that no
+test notices are printed with their difference: a test lacks an assertion, or the change makes no difference. They are a
+figure and do not fail the run; it fails if tests fail without a mutant.
 """
 
-import importlib
+import argparse
+import difflib
+import json
 import os
-import re
-import shutil
-import signal
+import random
 import sys
-import time
-import tomllib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import redirect_stderr
-from dataclasses import dataclass
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
-from typing import NoReturn
+from tempfile import TemporaryDirectory
+from typing import Any
 
-import pytest
 from rich.progress import Progress
 
-ROOT = Path(__file__).parents[1]
-TIMEOUT = 900
-POLL_SECONDS = 0.05
-OPTIONS = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-"""Some packages whose assertions pytest could rewrite are imported already."""
-IMPORTED = (
-    *("aiohttp", "hypothesis", "httpx2", "mcp", "openai", "openai.types.responses", "pydantic"),
-    *("starlette.applications", "uvicorn", "websockets", "anyio._backends._asyncio"),
+from mutation.measure import HarnessError, measure_tests
+from mutation.operators import Mutant, generate_mutants
+from mutation.run import (
+    ROOT,
+    MutantRun,
+    Result,
+    copy_tree,
+    hash_tree,
+    prepare_worker,
+    run_in_worker,
 )
-COPIED = ("src", "tests", "docs", "examples", "pyproject.toml", "README.md")
+from mutation.targets import PROCESS_TESTS, TARGETS
+
+SOURCE = ROOT / "src" / "kedge"
+FOLDER = ROOT / "build" / "mutants"
+MIN_TIMEOUT = 240.0
+TIMEOUT_FACTOR = 10.0
+"""Tests may take this many times as long as without a mutant, and the minimum more."""
+MIN_CPU_TIMEOUT = 60
+CPU_TIMEOUT_FACTOR = 4
+MAX_SECONDS = 300.0
+"""How long tests that were not measured are expected to take."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A change of the source, and the test files that must fail with it."""
-
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-    def apply(self, source: str) -> str:
-        """Return the changed source."""
-        return source.replace(self.old, self.new)
-
-    def __str__(self) -> str:
-        old, new = (" ".join(text.split()) for text in (self.old, self.new))
-        return f"{self.file}: {old} -> {new or 'nothing'}"
+def list_mutants(only: str = "") -> list[Mutant]:
+    """Return the mutants whose address contains a text."""
+    modules = [module for target in TARGETS for module in target.list_modules(SOURCE)]
+    named = [module for module in modules if only.partition("::")[0] in module]
+    return [
+        mutant
+        for module in named or modules
+        for mutant in generate_mutants(module, (SOURCE / module).read_text(encoding="utf-8"))
+        if only in str(mutant)
+    ]
 
 
-def read_mutants() -> Iterator[Mutant]:
-    """Yield all mutants."""
-    found = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text(encoding="utf-8"))
-    for group in found["group"]:
-        for old, new in group["mutants"]:
-            yield Mutant(group["file"], old, new, tuple(group["tests"]))
+def draw_mutants(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """Return a number of different mutants at random, in the order of the source."""
+    shuffled = random.Random(seed).sample(range(len(mutants)), len(mutants))
+    drawn: list[int] = []
+    for index in shuffled:
+        if len(drawn) == count:
+            break
+        mutant = mutants[index]
+        if mutant.is_valid((SOURCE / mutant.module).read_text(encoding="utf-8")):
+            drawn.append(index)
+    return [mutants[index] for index in sorted(drawn)]
 
 
-def run_mutant(tree: Path, mutant: Mutant) -> str:
-    """Run the tests of a mutant in a copy of the tree; return how it was caught, or an empty text."""
-    path = tree / mutant.file
-    source = path.read_text(encoding="utf-8")
-    _write(path, mutant.apply(source))
-    try:
-        return run_tests(tree, mutant.tests)
-    finally:
-        _write(path, source)
+def list_test_folders(mutants: Sequence[Mutant]) -> list[str]:
+    """Return the folders of the tests that are measured for these mutants."""
+    packages = {mutant.module.partition("/")[0] for mutant in mutants}
+    chosen = [target for target in TARGETS if target.package in packages]
+    return sorted({folder for target in chosen for folder in target.list_test_folders()})
 
 
-def _write(path: Path, source: str) -> None:
-    """Write a module without a compiled copy of its old text, which may have the same size and time."""
-    path.write_text(source, encoding="utf-8")
-    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-        compiled.unlink()
+def format_diff(mutant: Mutant) -> str:
+    """Return the lines that a mutant removes and adds."""
+    source = (SOURCE / mutant.module).read_text(encoding="utf-8")
+    before = source.splitlines()
+    after = mutant.apply(source).splitlines()
+    lines = [*difflib.unified_diff(before, after, lineterm="", n=0)][2:]
+    return "\n".join(f"    {line}" for line in lines if not line.startswith("@@"))
 
 
-def run_tests(tree: Path, tests: tuple[str, ...]) -> str:
-    """Run test files up to the first failure; return its name, or an empty text if all passed.
+@contextmanager
+def share_database() -> Iterator[None]:
+    """Start one PostgreSQL server for all processes that run tests."""
+    from postgresql import URL_VARIABLE, provide_server_url
 
-    They run in a fork of this process, which has imported the packages that most tests import, and nothing of Kedge.
+    with provide_server_url() as url:
+        os.environ[URL_VARIABLE] = url
+        yield
+
+
+def plan_runs(mutants: Sequence[Mutant], tests: Sequence[str], workers: int) -> list[MutantRun]:
+    """Select the tests of each mutant.
+
+    Args:
+        mutants: The mutants.
+        tests: The tests of all mutants. Without them, tests are measured, unless these have been measured already.
+        workers: The number of processes.
     """
-    log = tree / "tests.log"
-    process = os.fork()
-    if process == 0:
-        _run_in_fork(tree, log, tests)
-    end = time.monotonic() + TIMEOUT
-    while (status := os.waitpid(process, os.WNOHANG))[0] == 0:
-        if time.monotonic() > end:
-            os.killpg(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-            return "no end"
-        time.sleep(POLL_SECONDS)
-    if status[1] == 0:
-        return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    failed = [line.partition(" - ")[0] for line in lines if re.match(r"(FAILED|ERROR) \S", line)]
-    return failed[0] if failed else f"exit code {os.waitstatus_to_exitcode(status[1])}"
+    if tests:
+        return [plan_run(mutant, tests, MAX_SECONDS) for mutant in mutants]
+    paths = list_test_folders(mutants)
+    with TemporaryDirectory() as folder:
+        tree = copy_tree(Path(folder))
+        records = FOLDER / hash_tree(tree, paths)
+        measurement = measure_tests(tree, records, paths, PROCESS_TESTS, workers)
+    runs: list[MutantRun] = []
+    for mutant in mutants:
+        selected = measurement.select_tests(mutant)
+        runs.append(plan_run(mutant, selected, measurement.get_seconds(selected)))
+    return runs
 
 
-def _run_in_fork(tree: Path, log: Path, tests: tuple[str, ...]) -> NoReturn:
-    os.setsid()
-    os.chdir(tree)
-    os.environ["PYTHONPATH"] = str(tree / "src")
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    sys.path.insert(0, str(tree / "src"))
-    code = 1
-    try:
-        with log.open("w", encoding="utf-8") as sys.stdout, redirect_stderr(sys.stdout):
-            os.dup2(sys.stdout.fileno(), 1)
-            os.dup2(sys.stdout.fileno(), 2)
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *OPTIONS, *tests]))
-    finally:
-        os._exit(code)
+def plan_run(mutant: Mutant, tests: Sequence[str], seconds: float) -> MutantRun:
+    """Return the run of tests that take this number of seconds without the mutant."""
+    return MutantRun(
+        mutant,
+        tuple(tests),
+        timeout=MIN_TIMEOUT + TIMEOUT_FACTOR * seconds,
+        cpu_timeout=MIN_CPU_TIMEOUT + round(CPU_TIMEOUT_FACTOR * seconds),
+    )
 
 
-def copy_tree(folder: Path) -> Path:
-    """Copy what the tests need."""
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(source, folder / name, ignore=ignored)
-        else:
-            shutil.copy(source, folder / name)
-    return folder
+def run_all(runs: Sequence[MutantRun], workers: int) -> Iterator[Result]:
+    """Run the tests of all mutants, and yield the results in order.
 
-
-def prepare_worker(folder: str) -> None:
-    """Give this process a tree of its own, and import what most tests import."""
-    os.chdir(copy_tree(Path(mkdtemp(dir=folder))))
-    for name in IMPORTED:
-        importlib.import_module(name)
-
-
-def run_in_worker(mutant: Mutant) -> str:
-    """Run a mutant in the tree of this process."""
-    return run_mutant(Path.cwd(), mutant)
-
-
-def main(*texts: str) -> int:
-    """Run the mutants; the exit code is 0 if all were caught."""
-    chosen = texts or ("",)
-    mutants = [each for each in read_mutants() if any(text in str(each) for text in chosen)]
-    survivors: list[Mutant] = []
+    Raises:
+        HarnessError: A worker cannot run tests that pass without a mutant.
+    """
+    checked = next((run for run in runs if run.tests), None)
     with (
         TemporaryDirectory() as folder,
-        Progress(disable=not sys.stderr.isatty()) as progress,
-        ProcessPoolExecutor(os.cpu_count(), initializer=prepare_worker, initargs=(folder,)) as pool,
+        ProcessPoolExecutor(
+            workers,
+            mp_context=get_context("spawn"),  # a fork of this process would have Kedge already
+            initializer=prepare_worker,
+            initargs=(folder, checked),
+        ) as pool,
     ):
-        results = zip(mutants, pool.map(run_in_worker, mutants), strict=True)
-        for mutant, caught in progress.track(results, len(mutants), description="mutants"):
-            survivors += [] if caught else [mutant]
-            print(f"{caught or 'SURVIVED'}  {mutant}", flush=True)
-    print(f"{len(mutants) - len(survivors)} of {len(mutants)} mutants were caught")
-    return 1 if survivors else 0
+        try:
+            yield from pool.map(run_in_worker, runs)
+        except BrokenProcessPool as error:
+            raise HarnessError("a worker cannot run tests that pass without a mutant") from error
+
+
+def report_result(result: Result, run: MutantRun) -> dict[str, Any]:
+    """Return the entry of the report for a mutant."""
+    mutant = result.mutant
+    return {
+        "mutant": str(mutant),
+        "status": result.status,
+        "place": f"src/kedge/{mutant.module}:{mutant.lines.start}",
+        "diff": format_diff(mutant),
+        "failed": result.failed,
+        "tests": len(run.tests),
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the mutants; the exit code is 1 only if the tests cannot be run, or fail without a mutant."""
+    parser = argparse.ArgumentParser(description="Count the mutants that the tests notice.")
+    parser.add_argument("--count", type=int, default=200, help="the number of mutants")
+    parser.add_argument("--seed", type=int, default=1, help="of the random choice")
+    parser.add_argument("--only", default="", help="only mutants whose address contains this")
+    parser.add_argument(
+        "--tests", nargs="+", default=(), help="run these tests, whatever they execute"
+    )
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--report", type=Path, default=FOLDER / "report.json")
+    options = parser.parse_args(arguments)
+    mutants = draw_mutants(list_mutants(options.only), options.count, options.seed)
+    if not mutants:
+        parser.error(f"no mutant contains {options.only!r}")
+    os.environ.pop("HYPOTHESIS_PROFILE", None)  # the campaign asks for more examples
+    entries: list[dict[str, Any]] = []
+    try:
+        with share_database(), Progress(disable=not sys.stderr.isatty()) as progress:
+            runs = plan_runs(mutants, options.tests, options.workers)
+            results = zip(run_all(runs, options.workers), runs, strict=True)
+            for result, run in progress.track(results, len(runs), description="mutants"):
+                entries.append(report_result(result, run))
+                print(f"{result.status:<12}  {result.mutant}", flush=True)
+    except HarnessError as error:
+        print(error)
+        return 1
+    options.report.parent.mkdir(parents=True, exist_ok=True)
+    options.report.write_text(json.dumps(entries, indent=2), encoding="utf-8")
+    print_summary(entries)
+    return 0
+
+
+def print_summary(entries: Sequence[dict[str, Any]]) -> None:
+    """Print the mutants that no test noticed, and the number of each status."""
+    for entry in entries:
+        if entry["status"] in ("survived", "not executed"):
+            print(f"\n{entry['place']}: {entry['status']} {entry['mutant']}\n{entry['diff']}")
+    counts = Counter(entry["status"] for entry in entries)
+    noticed = counts["caught"] + counts["timed out"]
+    print(
+        f"\n{noticed} of {len(entries)} mutants were noticed ({counts['timed out']} by a time-out); "
+        f"{counts['survived']} survived, and no test executes {counts['not executed']}"
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))
