@@ -17,7 +17,8 @@
     │   ├── StreamTooLarge         a response, or a line or message of a stream, exceeds its limit
     │   └── Unreachable            no connection, or a timeout
     ├── InvalidTurn                an invalid Turn or block: a duplicate or unknown id, a wrong type
-    │   └── InvalidJSON            malformed JSON form of a Turn or block
+    │   ├── InvalidJSON            malformed JSON form of a Turn or block
+    │   └── UnmatchedResult        a new tool result belongs to no open call
     ├── InvalidFault               an invalid fault of the local server
     ├── BrokenInstallation         a file of the package itself is damaged
     ├── InvalidScript              an invalid script of the practice model
@@ -169,6 +170,20 @@ class InvalidJSON(InvalidTurn):
             The new error.
         """
         return InvalidJSON(prefix + self.path, self.problem)
+
+
+class UnmatchedResult(InvalidTurn):
+    """A tool result that was passed belongs to no open call; nothing was sent or stored.
+
+    Attributes:
+        call_id: The id of the call in the result.
+        expected: The right id; empty if it is not known.
+    """
+
+    def __init__(self, message: str, call_id: str = "", expected: str = "") -> None:
+        super().__init__(message)
+        self.call_id = call_id
+        self.expected = expected
 
 
 class BrokenInstallation(KedgeError):

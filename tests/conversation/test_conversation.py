@@ -19,7 +19,7 @@ from kedge.conversation import lookup
 from kedge.engines import Engine, Events, Request
 from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
-from kedge.middleware import BaseMiddleware, find_open_calls, guard, redact, retry
+from kedge.middleware import BaseMiddleware, block, find_open_calls, guard, redact, retry
 from kedge.planning import get_state
 from kedge.store import Node, Store
 from kedge.testing import TestServer
@@ -592,6 +592,19 @@ async def test_key_belongs_to_one_request(conversation: Conversation) -> None:
         options: dict[str, Any] = {"temperature": 0.1, **changed}
         with pytest.raises(errors.KeyReused):
             await conversation.send("What is 2+3?", key="k", **options)
+
+
+async def test_key_of_a_message_that_was_not_stored_is_free(
+    store: Store, connected: Connect
+) -> None:
+    """A message that a guard rejects is not stored, so its key may be used for another message."""
+    blocked = guard(block("Terror"))
+    conversation = await Conversation.create(connected(), store=store, middleware=[blocked])
+    with pytest.raises(errors.Blocked):
+        await conversation.send("My ship is the Terror.", key="k")
+    assert await conversation.pending() == []
+    reply = await conversation.send("My ship is the Erebus.", key="k")
+    assert (await conversation.send("My ship is the Erebus.", key="k")).node == reply.node
 
 
 async def test_question_with_invalid_options_is_not_stored(conversation: Conversation) -> None:

@@ -122,17 +122,17 @@ async def test_matched_results_are_counted_equally_everywhere(
 ) -> None:
     """The record of a request, the metric, the statistics and the dashboard have the same counts."""
     before = read_metric()
-    conversation = await Conversation.create(connected(), store=store, tools=[add])
+    history = [user("Hello"), tool_result("call_unknown", "5")]
+    conversation = await Conversation.create(connected(), store=store, tools=[add], blocks=history)
+    reply = await conversation.send("Thanks")
+    assert [each.results_unmatched for each in reply.requests] == [1]
     await conversation.send("Please call add with a=2 and b=3")
     kedge_server.faults.set("omit_call_id")
     await conversation.send("Please call add with a=3 and b=4")
     kedge_server.faults.clear()
-    await conversation.append(tool_result("call_unknown", "5"))
-    reply = await conversation.send("Thanks")
-    assert [each.results_unmatched for each in reply.requests] == [1]
     rows = await conversation.responses()
     counts = [[getattr(row, f"results_{each}") for each in OUTCOMES] for row in rows]
-    assert counts == [[0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert counts == [[0, 0, 1], [0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 1, 0]]
     stats = await analyze(store)
     assert [each.count for each in stats.requests.results] == [1, 1, 1]
     after = read_metric()

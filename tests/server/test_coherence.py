@@ -70,13 +70,42 @@ REJECTED: list[tuple[list[Item], list[Item], str]] = [
     # Calls without outputs, and outputs without calls.
     ([], [USER, make_call("call_9")], NO_OUTPUT.format("call_9")),
     ([make_call("a"), make_call("b")], [make_output("a")], NO_OUTPUT.format("b")),
-    ([], [make_output(), make_call()], NO_CALL.format("function call", "call_1")),
+    (
+        [],
+        [make_output(), make_call()],
+        NO_CALL.format("function call", "call_1") + " Its call comes after it.",
+    ),
     ([make_call()], [make_output(), make_output()], NO_CALL.format("function call", "call_1")),
     (
         [make_call()],
         [make_output(type="custom_tool_call_output")],
-        NO_CALL.format("custom tool call", "call_1"),
+        NO_CALL.format("custom tool call", "call_1")
+        + " call_1 is a function_call, whose output has another type.",
     ),
+    (
+        [make_call(id="fc_2")],
+        [make_output("fc_2")],
+        NO_CALL.format("function call", "fc_2")
+        + " fc_2 is the id of the item of this call; use its call_id, call_1.",
+    ),
+    (
+        [],
+        [USER, make_call(id="fc_3"), make_output("fc_3")],
+        NO_CALL.format("function call", "fc_3")
+        + " fc_3 is the id of the item of this call; use its call_id, call_1.",
+    ),
+    (
+        [*map(make_call, "abcdef"), make_output("a")],
+        [make_output("call_9")],
+        NO_CALL.format("function call", "call_9") + " Calls without an output: b, c, d, e, f.",
+    ),
+    (
+        [*map(make_call, "abcdefg"), make_output("a")],
+        [make_output("call_9")],
+        NO_CALL.format("function call", "call_9") + " Calls without an output: b, c, d, e, f, ….",
+    ),
+    # The item is of another conversation.
+    ([], [make_output("fc_2")], NO_CALL.format("function call", "fc_2")),
     ([], [make_output("a"), make_output("b")], NO_CALL.format("function call", "a")),
     ([make_output("call_0")], [USER], NO_CALL.format("function call", "call_0")),
     # Reasoning without its item, and an item without its reasoning.
@@ -99,8 +128,9 @@ def test_incoherent_input_gets_the_published_error(
     context: list[Item], new: list[Item], message: str
 ) -> None:
     """Each violation has the hosted API's status and message, with ``input`` as the parameter."""
+    known = StoredItems(make_call(id="fc_2"), before={"fc_1": "rs_7"})
     with pytest.raises(ApiError) as exc_info:
-        check_context(context, new, StoredItems(before={"fc_1": "rs_7"}))
+        check_context(context, new, known)
     error = exc_info.value
     assert (error.status, error.message, error.param, error.code) == (400, message, "input", None)
 

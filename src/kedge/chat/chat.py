@@ -48,7 +48,7 @@ from kedge.events.run import AnswerFinished, ToolFinished
 from kedge.events.types import Event
 from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware
 from kedge.observe import count, get_logger
-from kedge.planning import RequestPlan
+from kedge.planning import RequestPlan, check_added_results
 from kedge.planning.anchors import drop_changed_anchors
 from kedge.providers import to_engine
 from kedge.tokens import DEFAULT_COUNTER
@@ -256,6 +256,7 @@ class Chat(AsyncResource):
                 all answers.
             OutputRefused: The model refused to answer, and ``output`` requests a value.
             Blocked: A guard rejected the message or the answer.
+            UnmatchedResult: A tool result among the blocks belongs to no open call; nothing was sent.
         """
         options.setdefault("streaming", False)
         return await self.stream_with_state(state, *blocks, output=output, **options).finish()
@@ -306,12 +307,18 @@ class Chat(AsyncResource):
         Raises:
             Blocked: A guard rejects a new or changed block.
             InvalidTurn: The argument is not a Turn.
+            UnmatchedResult: A new tool result belongs to no open call.
         """
         if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
             problem = f"a state is written from a Turn, not {describe_type(turn)}"
             raise InvalidTurn(f"{problem}; edit the one of read_state")
         start, _ = self._load_state(state)
-        filters, known = self._filters(), {block.id: block for block in start.blocks}
+        if (
+            start.blocks
+        ):  # otherwise the Turn is a history of another program, which ``repair`` corrects
+            check_added_results(start.turn(), turn)
+        filters = self._filters()
+        known = {block.id: block for block in start.blocks}
         for block in turn.blocks:
             is_known = known.get(block.id) == block
             filtered = block if is_known else filters.apply(block, ("input",))
@@ -432,10 +439,17 @@ class SyncChat(SyncFacade[Chat]):
 
 
 def _build_turn(start: ChatState, added: Sequence[Block | str]) -> Turn:
-    """Return the Turn to send: leading system blocks, then the history, then the rest."""
+    """Return the Turn to send: leading system blocks, then the history, then the rest.
+
+    Raises:
+        UnmatchedResult: A result among the added blocks belongs to no open call.
+    """
     new = _with_fresh_ids(start.blocks, added)
     lead = count_leading(new)
-    return start.turn(new[:lead], new[lead:])
+    before = start.turn(new[:lead])
+    turn = before.append(*new[lead:])
+    check_added_results(before, turn)
+    return turn
 
 
 def _with_fresh_ids(known: Sequence[Block], added: Sequence[Block | str]) -> tuple[Block, ...]:

@@ -47,7 +47,7 @@ from kedge.engines.responses import delete_unused_objects
 from kedge.errors import HeadConflict, InvalidSetting, OutputInvalid
 from kedge.event_loops import SharedLock, SharedResource
 from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware
-from kedge.planning import Mode, RequestPlan
+from kedge.planning import Mode, RequestPlan, check_added_results
 from kedge.providers import to_engine
 from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import ConversationRow, Node, RequestRecord, Store
@@ -385,7 +385,7 @@ class Conversation(LazyConversation):
             The plan. It is ``conditional`` if a probe of the server, or a response in the store's index, may change it;
             ``probe_and_plan`` looks for both.
         """
-        turn = self.turn.append(*map(_as_block, messages))
+        turn = _append_blocks(self.turn, map(_as_block, messages))
         plan = self.engine.plan(turn, **options)
         has_answer = any(not isinstance(block, UserBlock) for block in turn.body)
         is_searched = plan.is_full and plan.mode == "chained" and has_answer
@@ -405,7 +405,7 @@ class Conversation(LazyConversation):
         Returns:
             The plan, with the responses in the store's index among its candidates.
         """
-        turn = (await self._require_turn()).append(*map(_as_block, messages))
+        turn = _append_blocks(await self._require_turn(), map(_as_block, messages))
         found = await lookup.add_candidates(
             self.engine, self.store, turn, options, self.row.retention
         )
@@ -713,6 +713,13 @@ class Conversation(LazyConversation):
 
     # Implementation
 
+    async def _require_row_for(self, change: Callable[[Turn], Turn]) -> ConversationRow:
+        """Return the row in the store; create the conversation unless the first change of it is invalid."""
+        await self._open()
+        if not self.row.number:
+            change(self.turn)
+        return await self.require_row()
+
     async def _find_row(self) -> ConversationRow | None:
         """Return the row in the store, if the conversation is there."""
         await self._open()
@@ -757,7 +764,7 @@ class Conversation(LazyConversation):
     async def _build_question(
         self, blocks: Sequence[Block], at: Position | None, keep: int | None, key: str
     ) -> TurnTask:
-        await self.require_row()
+        await self._require_row_for(lambda turn: _append_blocks(turn, blocks))
         node = self.head
         if isinstance(at, int | Node):
             node = lookup.get_node_number(self.row, at)
@@ -768,7 +775,7 @@ class Conversation(LazyConversation):
                 keep = length
 
         def add(turn: Turn) -> Turn:
-            return (turn if keep is None else turn.take(keep)).append(*blocks)
+            return _append_blocks(turn if keep is None else turn.take(keep), blocks)
 
         return await self._build_task(node, add, key, resumed=False)
 
@@ -776,7 +783,8 @@ class Conversation(LazyConversation):
         self, key: str, blocks: Sequence[Block], build_task: TaskBuilder, options: dict[str, Any]
     ) -> ReplyEvents:
         """Run the turn with this key, or return its reply if it was run already."""
-        request = ClaimRequest(self.store, await self.require_row(), key, new_id("run"), self.lease)
+        row = await self._require_row_for(lambda turn: _append_blocks(turn, blocks))
+        request = ClaimRequest(self.store, row, key, new_id("run"), self.lease)
         model = options.get("model") or unwrap(self._base_engine).model
         claim = await request.acquire(blocks, {**options, "model": model})
         schema = options.get("output")
@@ -885,10 +893,20 @@ class Conversation(LazyConversation):
         return Reply(answer_text(turn), turn, node, self.id, requests, stored=True, output=value)
 
     async def _change_turn(self, change: Callable[[Turn], Turn], kind: NodeKind = "edited") -> Node:
-        """Store a change of the Turn as a new node, and move the head to it."""
-        await self.require_row()
+        """Store a change of the Turn as a new node, and move the head to it.
+
+        Raises:
+            UnmatchedResult: A new result belongs to no open call.
+        """
+
+        def check(before: Turn) -> Turn:
+            turn = change(before)
+            check_added_results(before, turn)
+            return turn
+
+        await self._require_row_for(check)
         before = await self._require_turn()
-        turn = change(before)
+        turn = check(before)
         checkpoint = Checkpoint(self.store, self.row, self._node, before)
         node = await checkpoint.save(turn, kind, head=self.head)
         self._set_position(node, turn)
@@ -964,6 +982,17 @@ def _as_block(message: Block | str) -> Block:
 def _as_blocks(messages: Block | str | Iterable[Block | str]) -> tuple[Block, ...]:
     listed = [messages] if isinstance(messages, str | Block) else messages
     return Turn(map(_as_block, listed)).blocks  # which checks them
+
+
+def _append_blocks(turn: Turn, blocks: Iterable[Block]) -> Turn:
+    """Return a Turn with blocks of the caller at its end.
+
+    Raises:
+        UnmatchedResult: A result among them belongs to no open call.
+    """
+    extended = turn.append(*blocks)
+    check_added_results(turn, extended)
+    return extended
 
 
 def _filter_blocks(engine: Engine, blocks: Iterable[Block]) -> tuple[Block, ...]:

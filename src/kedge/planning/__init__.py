@@ -1,5 +1,6 @@
 """Decide what to send for a Turn: digests, anchor records and request plans."""
 
+from kedge.planning.added_results import check_added_results
 from kedge.planning.anchors import (
     DEFAULT_RETENTION,
     REASONS,
@@ -46,6 +47,7 @@ __all__ = [
     "blocks_after_response",
     "build_input_from_blocks",
     "canonical",
+    "check_added_results",
     "covered_count",
     "drop_anchors",
     "find_best_anchor",

@@ -60,6 +60,8 @@ class ItemLookup(Protocol):
 
 
 MERGE_COUNT = 8
+MAX_LISTED_CALLS = 5
+"""The maximum number of open calls in an error."""
 
 _get_id = methodcaller("get", "id")
 
@@ -122,11 +124,51 @@ class Coherence(NamedTuple):
         return open, orphan
 
 
-def check_calls_answered(open_calls: OpenCalls, orphan: OrphanOutput | None) -> None:
-    """Reject an output without a call, then a call without an output."""
-    if orphan is not None:
-        type, key = orphan
-        raise errors.NO_TOOL_CALL(output=type.replace("_", " "), call_id=key)
+def check_outputs_called(
+    orphan: OrphanOutput | None,
+    open_calls: OpenCalls,
+    new: Sequence[Item],
+    lookup: ItemLookup,
+) -> None:
+    """Reject an output without a call; the error has the key that was meant, if it is known."""
+    if orphan is None:
+        return
+    type, key = orphan
+    hint = find_meant_call(orphan, open_calls, new, lookup)
+    raise errors.NO_TOOL_CALL(
+        output=type.replace("_", " "), call_id=key, hint=f" {hint}" if hint else ""
+    )
+
+
+def find_meant_call(
+    orphan: OrphanOutput, open_calls: OpenCalls, new: Sequence[Item], lookup: ItemLookup
+) -> str:
+    """Return a sentence with the open call that an output without a call is for, or with all open calls.
+
+    Clients send the id of the item of a call in place of its ``call_id``, or an output of another type.
+    """
+    output_type, key = orphan
+    item = next((item for item in new if item.get("id") == key), None) or lookup.find_item(key)
+    if item is not None and item.get("type") in CALL_TYPES:
+        type = item["type"]
+        member = CALL_TYPES[type][0]
+        if (type, item.get(member)) in open_calls:
+            return f"{key} is the id of the item of this call; use its {member}, {item[member]}."
+    for type, open_key in open_calls:
+        if open_key == key and type == OUTPUT_TYPES[output_type][0]:
+            return "Its call comes after it."
+        if open_key == key:
+            return f"{key} is a {type}, whose output has another type."
+    ids = list(dict.fromkeys(call.keys[0] for call in open_calls.values()))
+    if not ids:
+        return ""
+    listed = ", ".join(ids[:MAX_LISTED_CALLS])
+    more = ", …" if len(ids) > MAX_LISTED_CALLS else ""
+    return f"Calls without an output: {listed}{more}."
+
+
+def check_calls_answered(open_calls: OpenCalls) -> None:
+    """Reject a call without an output."""
     for (type, _), call in open_calls.items():
         if not call.is_async:
             raise errors.NO_TOOL_OUTPUT(call=type.replace("_", " "), call_id=call.keys[0])
@@ -164,7 +206,9 @@ def check_request(before: Coherence, new: Sequence[Item], lookup: ItemLookup) ->
     for index, item in enumerate(new[:-1]):
         if item.get("type") == "compaction_trigger":
             raise errors.COMPACTION_TRIGGER_NOT_LAST(path=f"input[{index}]")
-    check_calls_answered(*before.track_calls(new))
+    open_calls, orphan = before.track_calls(new)
+    check_outputs_called(orphan, open_calls, new, lookup)
+    check_calls_answered(open_calls)
 
 
 def check_duplicate_ids(before: Coherence, new: Sequence[Item]) -> None:

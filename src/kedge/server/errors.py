@@ -258,7 +258,7 @@ NOT_IN_BACKGROUND = ErrorTemplate(
 # Relations between the items of a request.
 NO_TOOL_OUTPUT = ErrorTemplate("No tool output found for {call} {call_id}.", param="input")
 NO_TOOL_CALL = ErrorTemplate(
-    "No tool call found for {output} with call_id {call_id}.", param="input"
+    "No tool call found for {output} with call_id {call_id}.{hint}", param="input"
 )
 REASONING_WITHOUT_ITEM = ErrorTemplate(
     "Item '{id}' of type 'reasoning' was provided without its required following item.",

@@ -51,10 +51,15 @@ def acquire_claim(
         f"AND answer IS NULL AND lease_until <= {now} AND about = ?",
         (owner, lease, number, key, request_hash),
     )
-    stored_hash, question, answer, until = tx.rows(
+    rows = tx.rows(
         "SELECT about, asked, answer, lease_until FROM claims WHERE conversation = ? AND key = ?",
         (number, key),
-    )[0]
+    )
+    if not rows:  # its owner has released it meanwhile, without a question
+        return acquire_claim(
+            tx, conversation, key, request_hash=request_hash, owner=owner, lease=lease
+        )
+    stored_hash, question, answer, until = rows[0]
     if bytes(stored_hash) != request_hash:
         raise KeyReused(
             f"the key {key!r} belongs to another message of this conversation; use a new key"
@@ -67,17 +72,28 @@ def renew_claim(
 ) -> bool:
     """Extend the claim of ``owner`` by ``lease`` seconds from now, or release it with 0.
 
+    A released claim without a stored question is deleted: nothing was sent, and its key may be used for another
+    message.
+
     Returns:
         Whether the claim was still the caller's.
 
     Raises:
         NotInStore: The conversation was deleted.
     """
+    claimed = (conversation.number, key, owner)
+    if not lease:
+        unasked = (
+            "DELETE FROM claims WHERE conversation = ? AND key = ? AND owner = ? AND asked IS NULL "
+            "AND answer IS NULL"
+        )
+        if tx.run(unasked, claimed):
+            return True
     until = f"{tx.dialect.now} + ?" if lease else "?"
     update = (
         f"UPDATE claims SET lease_until = {until} WHERE conversation = ? AND key = ? AND owner = ?"
     )
-    return bool(tx.run(update, (lease, conversation.number, key, owner)))
+    return bool(tx.run(update, (lease, *claimed)))
 
 
 def record_question(tx: Tx, number: int, key: str, question: int) -> None:

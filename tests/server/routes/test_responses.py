@@ -206,3 +206,32 @@ def test_input_tokens_are_counted(client: OpenAI, server: TestServer) -> None:
     assert client.responses.input_tokens.count().input_tokens == 0
     with rejects("previous_response_not_found"):
         client.responses.input_tokens.count(previous_response_id="resp_x")
+
+
+@pytest.mark.parametrize("by", ["previous_response_id", "conversation", "items"])
+def test_error_of_a_wrong_call_id_names_the_right_one(client: OpenAI, by: str) -> None:
+    """An output with the id of the item of its call, or with any other, is told the ``call_id`` of the open call."""
+    tools: Any = [WEATHER]
+    sent: dict[str, Any] = {}
+    if by == "conversation":
+        sent["conversation"] = client.conversations.create().id
+    first = ask(client, f"Please call {WEATHER['name']}.", tools=tools, **sent)
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    before: list[Any] = []
+    if by == "previous_response_id":
+        sent["previous_response_id"] = first.id
+    elif by == "items":
+        before = [user_message("Weather?"), call.to_dict()]
+    for wrong, problem in (
+        (
+            call.id,
+            f"{call.id} is the id of the item of this call; use its call_id, {call.call_id}.",
+        ),
+        ("call_9", f"Calls without an output: {call.call_id}."),
+    ):
+        output: Any = {"type": "function_call_output", "call_id": wrong, "output": "Sunny."}
+        with pytest.raises(BadRequestError) as raised:
+            client.responses.create(model="m", input=[*before, output], tools=tools, **sent)
+        message = raised.value.body["message"]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
+        start = f"No tool call found for function call output with call_id {wrong}."
+        assert message == f"{start} {problem}"
