@@ -54,6 +54,7 @@ from kedge.errors import InvalidSetting
 from kedge.events import Usage
 from kedge.prices import Prices, current_prices
 from kedge.store import Store
+from kedge.store.open import StoreAddress, use_store
 from kedge.store.records import validate_page
 from kedge.store.response_sums import SECONDS_PER_DAY, read_with_sums
 
@@ -89,7 +90,10 @@ _SIZES = (
 
 
 async def analyze(
-    store: Store, selection: Selection = ALL_RESPONSES, *, prices: Prices | None = None
+    store: Store | StoreAddress,
+    selection: Selection = ALL_RESPONSES,
+    *,
+    prices: Prices | None = None,
 ) -> Analytics:
     """Compute the statistics of the responses of a selection.
 
@@ -97,20 +101,21 @@ async def analyze(
         found = await analyze(store, Selection(since=yesterday, model="gpt-5.1"))
 
     Args:
-        store: The store to read.
+        store: The store to read, or its address.
         selection: Which responses to include; all by default.
         prices: Prices for responses that were stored without a cost; the current ones by default.
 
     Returns:
         The statistics.
     """
-    return await read_with_sums(
-        store.database, lambda tx: _collect_analytics(tx, selection, prices)
-    )
+    async with use_store(store) as opened:
+        return await read_with_sums(
+            opened.database, lambda tx: _collect_analytics(tx, selection, prices)
+        )
 
 
 async def analyze_over_time(
-    store: Store,
+    store: Store | StoreAddress,
     selection: Selection = ALL_RESPONSES,
     *,
     buckets: int = 24,
@@ -120,7 +125,7 @@ async def analyze_over_time(
     """Compute statistics for intervals of equal length.
 
     Args:
-        store: The store to read.
+        store: The store to read, or its address.
         selection: Which responses to include. Without times, the intervals span all responses.
         buckets: The number of intervals, if ``width`` is not given.
         width: The length of an interval, in seconds.
@@ -136,9 +141,10 @@ async def analyze_over_time(
         raise InvalidSetting("width must be a number of seconds above 0")
     if not 1 <= buckets <= MAX_BUCKETS:
         raise InvalidSetting(f"buckets must be from 1 to {MAX_BUCKETS}, not {buckets}")
-    return await store.database.read(
-        lambda tx: _collect_buckets(tx, selection, buckets, width, prices)
-    )
+    async with use_store(store) as opened:
+        return await opened.database.read(
+            lambda tx: _collect_buckets(tx, selection, buckets, width, prices)
+        )
 
 
 def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> Analytics:
@@ -229,7 +235,7 @@ def _resolve_span(tx: Tx, selection: Selection) -> tuple[float, float] | None:
 
 
 async def analyze_conversations(
-    store: Store,
+    store: Store | StoreAddress,
     selection: Selection = ALL_RESPONSES,
     *,
     limit: int = 20,
@@ -238,7 +244,7 @@ async def analyze_conversations(
     """Compute statistics of the conversations with the most requests.
 
     Args:
-        store: The store to read.
+        store: The store to read, or its address.
         selection: Which responses to include; all by default.
         limit: The maximum number of conversations.
         prices: Prices for responses that were stored without a cost; the current ones by default.
@@ -251,9 +257,10 @@ async def analyze_conversations(
         InvalidSetting: The limit is negative.
     """
     validate_page(limit)
-    return await store.database.read(
-        lambda tx: _collect_conversations(tx, selection, limit, prices)
-    )
+    async with use_store(store) as opened:
+        return await opened.database.read(
+            lambda tx: _collect_conversations(tx, selection, limit, prices)
+        )
 
 
 def _collect_conversations(

@@ -6,7 +6,6 @@ existing nodes remain. The head moves by compare-and-swap, so any number of proc
 conversation.
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -51,7 +50,7 @@ from kedge.planning import Mode, RequestPlan, check_added_results
 from kedge.providers import to_engine
 from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import ConversationRow, Node, RequestRecord, Store
-from kedge.store.open import share_store
+from kedge.store.open import StoreAddress, accept_address, share_store
 from kedge.store.records import NodeKind, new_row
 from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, new_id, user
 from kedge.turns.blocks import build_replacement
@@ -136,7 +135,7 @@ class Conversation(LazyConversation):
         self,
         model: Engine | str,
         *,
-        store: Store | str | os.PathLike[str] | None = None,
+        store: Store | StoreAddress | None = None,
         id: str | None = None,  # noqa: A002 - the name in the public contract
         title: str = "",
         tags: Iterable[str] = (),
@@ -166,13 +165,11 @@ class Conversation(LazyConversation):
                 'the first argument is the model, and the store is store=…: Conversation("openai:gpt-5.1", store=store)'
             )
         self._base_engine = to_engine(model)
-        owned: list[SharedResource[Any]] = []
-        if not isinstance(store, Store):
-            opened = share_store(MEMORY_URL if store is None else store)
-            owned, store = [opened], opened.resource
+        shared_store = share_store(MEMORY_URL if store is None else store)
+        owned: list[SharedResource[Any]] = [shared_store]
         if isinstance(model, str):
             owned.append(SharedResource(self._base_engine))
-        super().__init__(store, new, owned)
+        super().__init__(shared_store.resource, new, owned)
         anchors = lookup.with_stored_anchors(self.store, lambda: self.row.retention)
         self.engine = with_default_middleware(self._base_engine, innermost=anchors, **stack)
         self._inner_engine = unwrap(self.engine)
@@ -182,7 +179,7 @@ class Conversation(LazyConversation):
         cls,
         model: Engine | str,
         *,
-        store: Store | str | os.PathLike[str] | None = None,
+        store: Store | StoreAddress | None = None,
         id: str | None = None,  # noqa: A002 - the name in the public contract
         **settings: Unpack[NewConversationSettings],
     ) -> Self:
@@ -205,7 +202,7 @@ class Conversation(LazyConversation):
         cls,
         model: Engine | str,
         *,
-        store: Store | str | os.PathLike[str],
+        store: Store | StoreAddress,
         id: str,  # noqa: A002 - the name in the public contract
         **settings: Unpack[ConversationSettings],
     ) -> Self:
@@ -234,12 +231,12 @@ class Conversation(LazyConversation):
             await self._inner_engine.attach_evidence(self.store)
         await super()._load()
 
-    list = staticmethod(Store.conversations)
-    """Return the conversations of a store, the most recently changed first; see ``Store.conversations``."""
-    search = staticmethod(Store.search)
-    """Return the blocks of a store that match a search; see ``Store.search``."""
-    import_ = staticmethod(Store.import_)
-    """Create the conversations of an export in a store, and return their rows; see ``Store.import_``."""
+    list = staticmethod(accept_address(Store.conversations))
+    """Return the conversations of a store, or of the one at an address; see ``Store.conversations``."""
+    search = staticmethod(accept_address(Store.search))
+    """Return the blocks of a store, or of the one at an address, that match a search; see ``Store.search``."""
+    import_ = staticmethod(accept_address(Store.import_))
+    """Create the conversations of an export in a store, or in the one at an address; see ``Store.import_``."""
 
     @property
     def sync(self) -> "SyncConversation":

@@ -21,6 +21,7 @@ from kedge.planning.anchors import base_scope, matches_prefix
 from kedge.planning.digests import get_prefix_index
 from kedge.providers import ADDRESS_PROVIDERS
 from kedge.store import ConversationRow, Node, RequestRecord, Store
+from kedge.store.open import StoreAddress, share_store, use_store
 from kedge.turns import Block, Turn, UserBlock
 
 MODEL_KEY = "model"
@@ -168,12 +169,12 @@ def _find_pending_question(pending: Sequence[Node], head: int) -> int:
 
 
 def with_stored_anchors(
-    store: Store, get_retention: Callable[[], float | None] = lambda: None
+    store: Store | StoreAddress, get_retention: Callable[[], float | None] = lambda: None
 ) -> Callable[[Engine], StackLayer]:
     """Find anchors by content, in the index of a store.
 
     Args:
-        store: The store whose responses may be continued.
+        store: The store whose responses may be continued, or its address; then it is closed with the engine.
         get_retention: Returns the seconds for which the provider is assumed to store a response.
 
     Returns:
@@ -184,10 +185,12 @@ def with_stored_anchors(
 
 class _StoredAnchors(StackLayer):
     def __init__(
-        self, inner: Engine, store: Store, get_retention: Callable[[], float | None]
+        self, inner: Engine, store: Store | StoreAddress, get_retention: Callable[[], float | None]
     ) -> None:
         super().__init__(inner)
-        self.store, self.get_retention = store, get_retention
+        self._shared_store = share_store(store)
+        self.store = self._shared_store.resource
+        self.get_retention = get_retention
         self.scope = getattr(unwrap(inner), "scope", "")
 
     async def prepare(self, turn: Turn, request: Request) -> Request:
@@ -198,9 +201,14 @@ class _StoredAnchors(StackLayer):
         candidates = (*request.candidates, *anchors)
         return structs.replace(request, candidates=candidates, before_send=None)
 
+    async def aclose(self) -> None:
+        """Close the inner engine, and a store that was opened by its address."""
+        await super().aclose()
+        await self._shared_store.aclose()
+
 
 async def find_anchors(
-    store: Store, turn: Turn, scope: str, retention: float | None = None
+    store: Store | StoreAddress, turn: Turn, scope: str, retention: float | None = None
 ) -> list[AnchorRecord]:
     """Search the index of a store for responses that contain a prefix of this Turn.
 
@@ -208,7 +216,7 @@ async def find_anchors(
     longest, and missing a longer one only makes the request longer.
 
     Args:
-        store: The store to search.
+        store: The store to search, or its address.
         turn: The Turn to send.
         scope: The provider, endpoint and account whose responses may be used.
         retention: Seconds for which the provider is assumed to store a response.
@@ -220,7 +228,8 @@ async def find_anchors(
         return []
     covered, index = covered_count(turn), get_prefix_index(turn)
     digests = [index.digest(count) for count in range(covered, 0, -1)]
-    return await store.candidates(scope, digests, retention=retention)
+    async with use_store(store) as opened:
+        return await opened.candidates(scope, digests, retention=retention)
 
 
 def needs_lookup(turn: Turn, scope: str) -> bool:

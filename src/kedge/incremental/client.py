@@ -31,6 +31,7 @@ from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION
 from kedge.security.urls import check_path
 from kedge.store import Store
+from kedge.store.open import StoreAddress
 from kedge.text.json_text import decode
 
 log = get_logger("kedge.incremental")
@@ -53,7 +54,7 @@ RETAINED_BYTES = "kedge.retained_bytes"
 def chain(
     client: ClientT,
     *,
-    store: Store | str | None = None,
+    store: Store | StoreAddress | None = None,
     index: AnchorIndex | None = None,
     retention: float | None = DEFAULT_RETENTION,
     max_depth: int | None = None,

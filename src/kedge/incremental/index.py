@@ -23,14 +23,13 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from kedge.config import store_url
 from kedge.database.transactions import Tx
 from kedge.errors import StoreBusy, StoreError
 from kedge.observe import get_logger
 from kedge.planning import AnchorRecord
 from kedge.security.bounded_dict import BoundedDict
 from kedge.store import Store, response_index
-from kedge.store.open import open_current_database
+from kedge.store.open import StoreAddress, open_current_database, resolve_address
 
 log = get_logger("kedge.incremental")
 
@@ -142,17 +141,17 @@ class StoreIndex:
         StoreUnreachable: The database server does not answer.
     """
 
-    def __init__(self, store: Store | str, max_entries: int = MAX_ENTRIES) -> None:
+    def __init__(self, store: Store | StoreAddress, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._added = 0
         self._retry_at = 0.0
         self._inline_at = 0.0
-        self._is_owner = isinstance(store, str)
-        self._database = (
-            open_current_database(store_url(store), WAIT_SECONDS, WAIT_SECONDS)
-            if isinstance(store, str)
-            else store.database
-        )
+        self._is_owner = not isinstance(store, Store)
+        if isinstance(store, Store):
+            self._database = store.database
+        else:
+            url = resolve_address(store)
+            self._database = open_current_database(url, WAIT_SECONDS, WAIT_SECONDS)
         self.hash_key = self._database.write_sync(response_index.get_scope_key)
         """The key with which credentials are hashed into scopes, the same for every process."""
 

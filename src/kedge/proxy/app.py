@@ -57,6 +57,7 @@ from kedge.server.request_log import EscapedJSONResponse, RequestMiddleware, met
 from kedge.server.settings import Limits
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
+from kedge.store.open import StoreAddress, share_store
 from kedge.store.proxied_requests import RequestRecorder
 
 log = get_logger("kedge.proxy")
@@ -98,7 +99,7 @@ def create_proxy_app(
     upstream: str,
     *,
     index: AnchorIndex | None = None,
-    store: Store | None = None,
+    store: Store | StoreAddress | None = None,
     trust: Trust = "earned",
     token: str = "",
     any_host: bool = False,
@@ -111,7 +112,8 @@ def create_proxy_app(
         upstream: The base URL that requests are forwarded to, such as `https://api.openai.com/v1`.
         index: Where responses are looked up by content; in memory by default, or in the store.
         store: Where requests are recorded for the page; their content only if ``keep_bodies`` is set. The
-            named tokens in it are accepted, and a token is required once there is one.
+            named tokens in it are accepted, and a token is required once there is one. A store that is
+            given by its address is closed with the app.
         trust: Which upstreams are chained on; see `kedge.chain`.
         token: The token that clients must send in the `x-kedge-token` header, unless they send a named
             token; empty for none.
@@ -131,10 +133,14 @@ def create_proxy_app(
         base = parse_base_url(upstream)
     except ValueError as error:
         raise InvalidSetting(f"the upstream is not a base URL: {error}") from None
-    if store is not None and index is None:
-        index = StoreIndex(store)
-    recorder = RequestRecorder(store) if store is not None else None
-    registry = None if store is None else TokenRegistry(store, required=requires_token)
+    shared_store = None
+    recorder = None
+    registry = None
+    if store is not None:
+        shared_store = share_store(store)
+        index = StoreIndex(shared_store.resource) if index is None else index
+        recorder = RequestRecorder(shared_store.resource)
+        registry = TokenRegistry(shared_store.resource, required=requires_token)
     policy = create_policy(token, registry, any_host=any_host)
     proxy = _Proxy(base, index, trust, client, recorder, policy)
 
@@ -147,6 +153,8 @@ def create_proxy_app(
             if recorder is not None:
                 recorder.stop()
         await proxy.aclose()
+        if shared_store is not None:
+            await shared_store.aclose()
 
     async def report_health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})

@@ -4,8 +4,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 from weakref import WeakValueDictionary
 
@@ -25,11 +27,15 @@ from kedge.event_loops import SharedResource
 from kedge.store.records import validate_namespace
 from kedge.store.store import Store
 
+StoreAddress = str | os.PathLike[str]
+"""The address of a store, or the path of its file."""
+P = ParamSpec("P")
+T = TypeVar("T")
 MEMORY_URLS = frozenset({"sqlite://:memory:", "sqlite:///:memory:", "sqlite://"})
 
 
 def open_store(
-    address: str | os.PathLike[str],
+    address: StoreAddress,
     *,
     wait_seconds: float = 10.0,
     statement_seconds: float = 10.0,
@@ -78,9 +84,18 @@ _shared_stores: WeakValueDictionary[str, SharedResource[Store]] = WeakValueDicti
 _shared_stores_lock = threading.Lock()
 
 
-def share_store(address: str | os.PathLike[str]) -> SharedResource[Store]:
-    """Return the store at an address that is shared in this process, opened by the first of its users."""
-    url = resolve_address(address)
+class _BorrowedStore(SharedResource[Store]):
+    """A store of the caller, which its other users do not close."""
+
+    async def aclose(self) -> None:
+        """Leave the store open."""
+
+
+def share_store(store: Store | StoreAddress) -> SharedResource[Store]:
+    """Return a store, or the one at an address, which is shared in this process: its last user closes it."""
+    if isinstance(store, Store):
+        return _BorrowedStore(store)
+    url = resolve_address(store)
     with _shared_stores_lock:
         shared = _shared_stores.get(url)
         if url in MEMORY_URLS or shared is None or not shared.add_user():
@@ -88,7 +103,30 @@ def share_store(address: str | os.PathLike[str]) -> SharedResource[Store]:
     return shared
 
 
-def resolve_address(address: str | os.PathLike[str]) -> str:
+@asynccontextmanager
+async def use_store(store: Store | StoreAddress) -> AsyncGenerator[Store]:
+    """Yield a store, or the one at an address, which is closed at the end unless it has other users."""
+    shared = share_store(store)
+    try:
+        yield shared.resource
+    finally:
+        await shared.aclose()
+
+
+def accept_address(
+    function: "Callable[Concatenate[Store, P], Awaitable[T]]",
+) -> "Callable[Concatenate[Store | StoreAddress, P], Coroutine[Any, Any, T]]":
+    """Return an async function of a store that also accepts the address of one, or the path of its file."""
+
+    @wraps(function)
+    async def run(store: Store | StoreAddress, *args: P.args, **kwargs: P.kwargs) -> T:
+        async with use_store(store) as opened:
+            return await function(opened, *args, **kwargs)
+
+    return run
+
+
+def resolve_address(address: StoreAddress) -> str:
     """Return the URL of a store that is given as a URL or as the path of a file, which is resolved now.
 
     Raises:

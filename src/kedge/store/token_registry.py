@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterable
 
 from kedge.database.transactions import Database, Row, Tx
 from kedge.errors import InvalidSetting, NotInStore, StoreError
+from kedge.event_loops import AsyncResource
 from kedge.observe import get_logger
 from kedge.security.access_tokens import AccessToken, TokenReservation, TokenUse
+from kedge.store.open import StoreAddress, share_store
 from kedge.store.records import validate_namespace
 from kedge.store.store import Store
 
@@ -38,14 +40,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 _COLUMNS = "t.name, t.namespace, t.scopes, t.requests_per_minute, t.tokens_per_minute, t.created_at"
 
 
-class TokenRegistry:
+class TokenRegistry(AsyncResource):
     """The named tokens of a store, with their sessions and counts.
 
     Example:
-        token, secret = await TokenRegistry(store).add("alice")
+        async with TokenRegistry("kedge.db") as registry:
+            token, secret = await registry.add("alice")
 
     Args:
-        store: The store, without a namespace.
+        store: The store, without a namespace, or its address; ``async with`` or ``aclose`` then closes it.
         clock: A function that returns the time for counts and sessions; the database's time by default.
         required: Whether a server requires a token even while the store has none.
 
@@ -54,8 +57,14 @@ class TokenRegistry:
     """
 
     def __init__(
-        self, store: Store, clock: Callable[[], float] | None = None, *, required: bool = True
+        self,
+        store: Store | StoreAddress,
+        clock: Callable[[], float] | None = None,
+        *,
+        required: bool = True,
     ) -> None:
+        self._shared_store = share_store(store)
+        store = self._shared_store.resource
         if store.namespace:
             raise InvalidSetting("tokens belong to the store without a namespace")
         self._database = store.database
@@ -65,6 +74,10 @@ class TokenRegistry:
         self._recheck_at = 0.0
         self.check_database = store.database.check
         """Raises a `StoreError` unless the database answers; the calling thread waits."""
+
+    async def aclose(self) -> None:
+        """Close the store, if it was opened by its address and has no other users."""
+        await self._shared_store.aclose()
 
     async def add(
         self,

@@ -8,6 +8,7 @@ import msgspec
 from kedge.errors import NotInStore
 from kedge.schemas.output_schema import CORRECTION_ORIGIN
 from kedge.store import ConversationRow, Store
+from kedge.store.open import StoreAddress, use_store
 from kedge.turns import AssistantBlock, UserBlock
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 from kedge.workflows import roles
@@ -61,18 +62,23 @@ class Workflow(msgspec.Struct, frozen=True):
 
 
 async def list_workflows(
-    store: Store, *, kind: WorkflowKind | None = None, limit: int = 100
+    store: Store | StoreAddress, *, kind: WorkflowKind | None = None, limit: int = 100
 ) -> list[Workflow]:
     """List the workflows of a store, the most recently changed first.
 
     Args:
-        store: The store to read.
+        store: The store to read, or its address.
         kind: ``"refine"``, ``"debate"`` or ``"steps"``; all kinds by default.
         limit: The maximum number of workflows.
 
     Returns:
         The workflows; their chains have no exchanges.
     """
+    async with use_store(store) as opened:
+        return await _list_workflows(opened, kind, limit)
+
+
+async def _list_workflows(store: Store, kind: WorkflowKind | None, limit: int) -> list[Workflow]:
     tag = f"{roles.WORKFLOW_KEY}:{kind}" if kind else roles.WORKFLOW_KEY
     found: list[Workflow] = []
     for row in await store.conversations(tag=tag, archived=None, limit=limit):
@@ -85,23 +91,24 @@ async def list_workflows(
     return found[:limit]
 
 
-async def load_workflow(store: Store, workflow: str) -> Workflow:
+async def load_workflow(store: Store | StoreAddress, workflow: str) -> Workflow:
     """Load a workflow with its chains.
 
     Args:
-        store: The store to read.
+        store: The store to read, or its address.
         workflow: The id of the workflow.
 
     Raises:
         NotInStore: If there is no workflow with this id.
     """
-    rows = await roles.load_rows(store, workflow)
-    if not rows or not rows[0][1].get("lead"):
-        raise NotInStore(f"there is no workflow {workflow!r} in this store")
-    chains = [
-        WorkflowChain(notes["role"], row.id, await _load_exchanges(store, row, workflow))
-        for row, notes in rows
-    ]
+    async with use_store(store) as opened:
+        rows = await roles.load_rows(opened, workflow)
+        if not rows or not rows[0][1].get("lead"):
+            raise NotInStore(f"there is no workflow {workflow!r} in this store")
+        chains = [
+            WorkflowChain(notes["role"], row.id, await _load_exchanges(opened, row, workflow))
+            for row, notes in rows
+        ]
     return _parse_workflow(*rows[0], tuple(chains))
 
 

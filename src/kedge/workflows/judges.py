@@ -22,6 +22,7 @@ from kedge.event_loops import await_value
 from kedge.events import Usage
 from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import Store
+from kedge.store.open import StoreAddress
 from kedge.text.display import make_title
 from kedge.turns.frozen_json import FrozenMap
 from kedge.workflows.results import (
@@ -88,7 +89,7 @@ async def refine(
     task: str,
     *,
     judge: Judge,
-    store: Store | None = None,
+    store: Store | StoreAddress | None = None,
     engine: Engine | str | None = None,
     conversation: Conversation | None = None,
     rounds: int = 4,
@@ -104,7 +105,7 @@ async def refine(
         task: The first prompt.
         judge: A function of the answer, a JSON schema, a pydantic model, or a ``ModelJudge``.
         conversation: The conversation to use; or pass ``store`` and ``engine`` for a new one.
-        store: The store of a new conversation.
+        store: The store of a new conversation, or its address.
         engine: An engine or a model string.
         rounds: Maximum number of rounds.
         again: The prompt of later rounds, with ``{critique}`` in it.
@@ -244,7 +245,7 @@ async def debate(
     sides: Sequence[Side],
     *,
     judge: DebateJudge,
-    store: Store,
+    store: Store | StoreAddress,
     rounds: int = 3,
     workflow: str = "",
     on_event: WorkflowCallback = ignore_event,
@@ -258,7 +259,7 @@ async def debate(
         sides: The participants, at least two.
         judge: A ``ModelJudge``, or a function of all arguments so far that returns a ``Ruling``, the name of
             the winner, or ``None`` to continue.
-        store: The store of the conversations.
+        store: The store of the conversations, or its address.
         rounds: Maximum number of rounds.
         workflow: The id of an interrupted debate to resume, or the id of a new one.
         on_event: A function that is called with every event.
@@ -284,12 +285,14 @@ async def debate(
     }
     async with WorkflowRun("debate", workflow, stored_spec, on_event, settings) as run:
         roles: list[Role] = []
+        held_store = run.hold_store(store)
         subject = make_title(question)
         for side in sides:
             title = f"{side.name}: {subject}"
             is_lead = not roles
-            roles.append(await run.open_role(side.name, store, side.engine, title, lead=is_lead))
-        judge_role = await run.open_judge(judge, store, subject)
+            role = await run.open_role(side.name, held_store, side.engine, title, lead=is_lead)
+            roles.append(role)
+        judge_role = await run.open_judge(judge, held_store, subject)
         roles[0].report_start(rounds)
         return await _Debate(sides, roles, judge_role, judge, question, rounds).run()
 

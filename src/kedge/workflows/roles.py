@@ -31,6 +31,7 @@ from kedge.middleware.compose import resolve_tools
 from kedge.providers import check_model
 from kedge.schemas.output_schema import CORRECTION_ORIGIN
 from kedge.store import ConversationRow, Store
+from kedge.store.open import StoreAddress, share_store
 from kedge.turns import new_id, user
 from kedge.turns.frozen_json import FrozenMap, thaw
 from kedge.workflows.results import (
@@ -262,6 +263,12 @@ class WorkflowRun(msgspec.Struct):
     async def __aexit__(self, *_: object) -> None:
         await self.stack.aclose()
 
+    def hold_store(self, store: Store | StoreAddress) -> Store:
+        """Return a store, or the one at an address, which is open until the end of the workflow."""
+        shared_store = share_store(store)
+        self.stack.push_async_callback(shared_store.aclose)
+        return shared_store.resource
+
     async def open_role(
         self, role: str, store: Store, engine: Engine | str, title: str = "", *, lead: bool = False
     ) -> Role:
@@ -292,7 +299,7 @@ class WorkflowRun(msgspec.Struct):
         self,
         role: str,
         conversation: Conversation | None,
-        store: Store | None,
+        store: Store | StoreAddress | None,
         engine: Engine | str | None,
         title: str,
     ) -> Role:
@@ -305,7 +312,7 @@ class WorkflowRun(msgspec.Struct):
         if conversation is None:
             if store is None or engine is None:
                 raise InvalidWorkflow("a workflow needs a conversation, or a store and an engine")
-            return await self.open_role(role, store, engine, title, lead=True)
+            return await self.open_role(role, self.hold_store(store), engine, title, lead=True)
         unused = self.settings.keys() - _JUDGE_SETTINGS
         if store is not None:
             unused |= {"store"}

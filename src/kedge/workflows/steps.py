@@ -14,6 +14,7 @@ from kedge.engines import Engine, OutputSchema, to_output_schema
 from kedge.errors import InvalidJSON, InvalidSetting, InvalidWorkflow, WorkflowFailed
 from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import Store
+from kedge.store.open import StoreAddress
 from kedge.turns.frozen_json import freeze_map
 from kedge.workflows.results import (
     AnswerJudged,
@@ -33,7 +34,7 @@ async def steps(
     pipeline: Sequence[Step],
     *,
     inputs: Mapping[str, Any] | None = None,
-    store: Store | None = None,
+    store: Store | StoreAddress | None = None,
     engine: Engine | str | None = None,
     conversation: Conversation | None = None,
     workflow: str = "",
@@ -47,7 +48,7 @@ async def steps(
         pipeline: The steps, in order.
         inputs: Values for the placeholders of the prompts.
         conversation: The conversation to use; or pass ``store`` and ``engine`` for a new one.
-        store: The store of a new conversation.
+        store: The store of a new conversation, or its address.
         engine: An engine or a model string.
         workflow: The id of an interrupted pipeline to resume, or the id of a new one.
         on_event: A function that is called with every event.
