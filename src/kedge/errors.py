@@ -36,6 +36,7 @@
     │   ├── StoreDamaged           stored data fails verification
     │   ├── StoreFull              no space left
     │   ├── StoreReadOnly          the store is read-only
+    │   ├── StoreReplaced          the file of the store was removed or replaced
     │   └── StoreUnreachable       no connection to the database server
     ├── ToolError                  a problem with a tool or a tool call
     │   ├── InvalidTool            a function that cannot be a tool, or a duplicate name
@@ -251,13 +252,29 @@ class UnknownSetting(InvalidSetting, TypeError):
 class StoreError(KedgeError):
     """A store operation failed.
 
+    Args:
+        problem: What happened, and what to do.
+        location: The file or the address of the store, with which the message begins.
+
     Attributes:
+        problem: The message without the location, which a server does not tell its clients.
+        location: The file or the address of the store, or an empty string.
         retryable: Whether the same operation may succeed later.
         turn: The Turn with the answer, if a ``Conversation`` received one and could not store it.
     """
 
     retryable = False
     turn: "Turn | None" = None
+
+    def __init__(self, problem: str, location: str = "") -> None:
+        super().__init__(f"{location}: {problem}" if location else problem)
+        self.problem = problem
+        self.location = location
+
+
+def describe_for_client(error: BaseException) -> str:
+    """Return the message of an error for the client of a server, without the path or the address of the store."""
+    return error.problem if isinstance(error, StoreError) else str(error)
 
 
 class CannotOpenStore(StoreError):
@@ -308,6 +325,10 @@ class StoreFull(StoreError):
 
 class StoreReadOnly(StoreError):
     """The store is read-only; nothing was written."""
+
+
+class StoreReplaced(StoreError):
+    """The file of the store was removed or replaced while it was open."""
 
 
 class StoreUnreachable(StoreError):

@@ -1,5 +1,6 @@
 """Health checks of databases."""
 
+import asyncio
 import threading
 
 import anyio
@@ -12,10 +13,13 @@ async def test_requests_share_a_check() -> None:
     """Requests during a check wait for its result; they do not occupy more threads."""
     started, may_end, calls = threading.Event(), threading.Event(), list[int]()
 
-    def check() -> None:
+    def wait() -> None:
         calls.append(1)
         started.set()
         assert may_end.wait(TIMEOUT)
+
+    async def check() -> None:
+        await asyncio.to_thread(wait)
 
     health, results = HealthCheck(check), list[bool]()
 

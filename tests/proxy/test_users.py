@@ -22,7 +22,7 @@ from kedge.proxy.access import UsageReader, create_policy, estimate_tokens
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS
 from kedge.server.models import PracticeModel
 from kedge.server.settings import Limits
-from kedge.store import Store, TokenRegistry
+from kedge.store import Store, TokenRegistry, token_registry
 from kedge.testing import TestServer, serve
 from proxy.running import open_asgi, open_store, serve_proxy
 from proxy.test_app import input_sizes, send
@@ -153,6 +153,27 @@ def test_scopes_and_revocation(proxy: Proxy) -> None:
         assert [answer.status_code for answer in answers] == expected
     asyncio.run(proxy.registry.revoke("alice"))
     assert proxy.post(alice).status_code == 401
+
+
+def test_a_replaced_store_is_noticed(
+    tmp_path: Path, server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of a file that was removed are not accepted, nor is a request without one, and the health check fails."""
+    monkeypatch.setattr(token_registry, "RECHECK_SECONDS", 0.0)
+    with open_store(tmp_path) as store:
+        url = server.base_url.removesuffix("/v1")
+        with serve_proxy(f"{url}/v1", store=store) as proxy_url, httpx2.Client() as http:
+            assert http.get(f"{proxy_url}/healthz").json() == {"status": "ok"}
+            assert http.get(f"{proxy_url}/v1/models").status_code == 200
+            for file in tmp_path.glob("store.db*"):
+                file.unlink()
+            answer = http.get(f"{proxy_url}/healthz")
+            assert (answer.status_code, answer.json()["status"]) == (503, "unavailable")
+            for headers in ({}, {"x-kedge-token": "kedge_unknown"}):
+                rejected = http.get(f"{proxy_url}/v1/models", headers=headers)
+                assert rejected.status_code == 503
+                assert "was removed or replaced" in rejected.text
+                assert str(tmp_path) not in rejected.text
 
 
 @for_each("stream", [False, True])

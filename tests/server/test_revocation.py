@@ -7,7 +7,7 @@ import pytest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from kedge.errors import StoreBusy
+from kedge.errors import StoreBusy, StoreReplaced
 from kedge.security.access_tokens import AccessToken
 from kedge.server import request_log
 from kedge.server.access import CALLER_KEY
@@ -83,6 +83,17 @@ async def test_a_stream_goes_on_until_its_token_is_known_to_be_revoked() -> None
     sent = await run(app, watch)
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert sent[-1]["body"] == b""
+
+
+async def test_a_stream_ends_if_its_token_can_never_be_checked_again() -> None:
+    """A stream does not go on if the file with its token was replaced, so that a revocation would not be noticed."""
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert (await receive())["type"] == "http.disconnect"
+
+    sent = await run(app, make_watch(True, StoreReplaced("its file was replaced")))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
 
 
 async def test_tokens_are_checked_again_after_a_time_without_requests() -> None:

@@ -3,20 +3,32 @@
 import asyncio
 import gc
 import os
+import shutil
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import pytest
 
 from forked import run_forked_async
-from kedge import user
+from kedge import Conversation, user
 from kedge.analytics import analyze
 from kedge.database.sqlite import SQLiteDatabase
 from kedge.database.transactions import Tx
-from kedge.errors import CannotOpenStore, StoreBusy, StoreError, StoreFull, StoreReadOnly
-from kedge.store import open_store
+from kedge.errors import (
+    CannotOpenStore,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreReplaced,
+)
+from kedge.events import AnswerFinished
+from kedge.store import TokenRegistry, open_store
+from kedge.store.open import open_current_database
+from kedge.testing import TestServer
 from store.crash_writer import check_store
 from store.sample_conversations import count_rows, create_conversation
 
@@ -272,13 +284,136 @@ async def test_new_file_behind_a_link_is_private(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o600}
 
 
+def remove_files(path: Path) -> None:
+    """Remove a store with its journal, as ``rm store.db*`` does."""
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+
+
+def replace_file(path: Path) -> None:
+    """Replace a store by a copy, as restoring a backup does."""
+    copy = path.with_suffix(".copy")
+    shutil.copy(path, copy)
+    copy.replace(path)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, remove_files, replace_file])
+async def test_a_replaced_file_is_noticed(
+    tmp_path: Path, change: Callable[[Path], None], server: TestServer
+) -> None:
+    """No write is acknowledged that goes nowhere, nothing is read from the old file, and no request is sent."""
+    path = tmp_path / "store.db"
+    async with open_store(path) as store:
+        row, nodes = await create_conversation(store, 2)
+        conversation = await Conversation.create(f"responses:{server.base_url}#m", store=store)
+        await conversation.send("Hello")
+        change(path)
+        for work in (
+            store.create("lost"),
+            store.append(row, nodes[-1], [user("lost")], head=nodes[-1].id),
+            store.load(row),
+            store.use_namespace("alice").conversations(),
+            store.database.check_health(),
+            TokenRegistry(store).list(),
+            conversation.send("Hello again"),
+        ):
+            with pytest.raises(StoreReplaced, match="was removed or replaced while it was open"):
+                await work
+        for run_inline in (store.database.read_inline, store.database.write_inline):
+            with pytest.raises(StoreReplaced):
+                run_inline(lambda tx: tx.rows("SELECT 1"))
+        assert len(server.requests) == 1
+    async with open_store(path) as store:  # opened again, as the error says
+        await store.create("kept")
+
+
+@pytest.mark.parametrize("method", ["write_sync", "write_inline"])
+def test_a_file_that_is_replaced_during_a_write_acknowledges_nothing(
+    tmp_path: Path, method: str
+) -> None:
+    """The file is compared again before the result of a transaction is returned."""
+    path = tmp_path / "store.db"
+    database = open_current_database(f"sqlite:///{path}")
+    made: list[str] = []
+
+    def work(tx: Tx) -> None:
+        tx.run("UPDATE conversations SET title = 'lost'")
+        remove_files(path)
+        made.append("change")
+
+    with pytest.raises(StoreReplaced):
+        getattr(database, method)(work)
+    assert made == ["change"]
+    database.close()
+
+
+async def test_an_answer_that_cannot_be_stored_is_in_the_error(
+    tmp_path: Path, server: TestServer
+) -> None:
+    """If the file is replaced while a model answers, the error has the Turn with the answer."""
+    path = tmp_path / "store.db"
+    async with open_store(path) as store:
+        conversation = await Conversation.create(f"responses:{server.base_url}#m", store=store)
+
+        async def send() -> None:
+            async with conversation.stream("Hello") as stream:
+                async for event in stream:
+                    if isinstance(event, AnswerFinished):
+                        remove_files(path)
+
+        with pytest.raises(StoreReplaced) as exc_info:
+            await send()
+        assert exc_info.value.turn is not None
+        assert [block.kind for block in exc_info.value.turn.blocks] == ["user", "assistant"]
+
+
+async def test_a_revoked_token_of_a_replaced_store_is_not_valid(tmp_path: Path) -> None:
+    """A token that was revoked in the file that is there now cannot be used with the old one."""
+    path = tmp_path / "store.db"
+    async with open_store(path) as store:
+        registry = TokenRegistry(store, required=False)
+        token, secret = await registry.add("alice")
+        session = await registry.start_session("alice", 60)
+        remove_files(path)
+        async with open_store(path) as other:
+            assert await TokenRegistry(other).find(secret) is None
+            for check in (
+                registry.find(secret),
+                registry.is_valid(token),
+                registry.find_session(session),
+                registry.count("alice", requests=1),
+                registry.is_required(),
+                registry.is_required(),
+            ):
+                with pytest.raises(StoreReplaced):
+                    await check
+
+
+async def test_health_after_a_full_disk(tmp_path: Path) -> None:
+    """A store is unhealthy after a write has failed because the disk is full, until a write would succeed."""
+    async with open_store(tmp_path / "full.db") as store:
+        row = await store.create()
+        await store.database.check_health()
+        await store.database.write(lambda tx: tx.rows("PRAGMA max_page_count = 1"))
+        with pytest.raises(StoreFull):
+            await store.create(data={"text": "x" * 100_000})
+        for _ in range(2):
+            with pytest.raises(StoreFull):
+                await store.use_namespace("alice").database.check_health()
+        await store.database.write(lambda tx: tx.rows("PRAGMA max_page_count = 1000000"))
+        await store.database.check_health()
+        assert [each.id for each in await store.conversations()] == [row.id]
+        assert await store.verify() == []
+
+
 async def test_deletion_is_complete_although_the_files_cannot_be_written(tmp_path: Path) -> None:
     """An error of what follows a deletion says that it was deleted, and what to do."""
     async with open_store(f"sqlite:///{tmp_path}/full.db") as store:
         kept, _ = await create_conversation(store, 1)
         row, _ = await create_conversation(store, 1)
 
-        def fail(_vacuum: bool) -> None:
+        def fail(vacuum: bool) -> None:
+            assert vacuum in (False, True)
             raise StoreFull("the disk is full; nothing was written")
 
         store.database.reclaim_files = fail

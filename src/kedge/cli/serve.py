@@ -150,7 +150,7 @@ def run(
                     registry = await _open_tokens(stack, required=requires_token)
                     app = create_app(replace(settings, callers=registry))
                     if registry is not None:
-                        app.state.health.add(registry.check_database)
+                        app.state.health.add(registry.check_health)
                     server = UvicornServer(app, on_started=announce)
                 else:
                     from kedge.web.app import PageSettings, open_page_server

@@ -12,6 +12,7 @@ The store of conversations and the server both use this module and define their 
 in a lower layer than both, and imports neither blocks nor plans.
 """
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
@@ -217,8 +218,11 @@ class PostgresDatabase(Database):
         """Run a transaction in the calling thread; it may be run again after a conflict."""
         return self._retry(work, self.wait_seconds, self.statement_seconds)
 
-    def check(self) -> None:
-        """Raise a `StoreError` unless the server answers within `CHECK_SECONDS`, in the calling thread."""
+    async def check_health(self) -> None:
+        """Raise a `StoreError` unless the server answers within `CHECK_SECONDS`."""
+        await asyncio.to_thread(self._request_answer)
+
+    def _request_answer(self) -> None:
         self._retry(lambda tx: tx.run_alone(b"SELECT 1", None), CHECK_SECONDS - MARGIN_SECONDS, 0.0)
 
     def _retry(
@@ -275,8 +279,9 @@ class PostgresDatabase(Database):
             yield
         except _CommitUnknown as unknown:
             failure = StoreUnreachable(
-                f"{self._safe_url()}: the connection broke while a transaction was committed; "
-                "check whether it was written before trying again"
+                "the connection broke while a transaction was committed; check whether it was written before "
+                "trying again",
+                self._safe_url(),
             )
             failure.retryable = False  # running it again without a check could write it twice
             raise failure from unknown
@@ -293,19 +298,19 @@ class PostgresDatabase(Database):
         for length in (5, 3, 2):
             if state[:length] in _ERRORS:
                 kind, message = _ERRORS[state[:length]]
-                return kind(f"{where}: {message}")
+                return kind(message, where)
         if isinstance(error, self._connections.ConnectionsBusy):
             problem = f"every connection was busy for {self.wait_seconds:g} s; try again"
-            return StoreBusy(f"{where}: {problem}")
+            return StoreBusy(problem, where)
         if isinstance(error, self._connections.NoAnswer):
             problem = "the server did not answer in time, and the connection was closed; try again"
-            return StoreUnreachable(f"{where}: {problem}")
+            return StoreUnreachable(problem, where)
         if not state and isinstance(error, self._driver.OperationalError):
             if self._connections.is_permanent(error):
-                return CannotOpenStore(f"{where}: the user, the password or the database is wrong")
-            return StoreUnreachable(f"{where}: no answer from the server; is it running?")
+                return CannotOpenStore("the user, the password or the database is wrong", where)
+            return StoreUnreachable("no answer from the server; is it running?", where)
         message = error.diag.message_primary or type(error).__name__
-        return StoreError(f"{where}: PostgreSQL reports: {message}")
+        return StoreError(f"PostgreSQL reports: {message}", where)
 
     def _is_disconnect(self, error: BaseException) -> bool:
         """Return whether the connection broke, rather than a statement or the wait for one."""

@@ -2,7 +2,9 @@
 
 The journal is a WAL with ``synchronous = FULL``: a finished commit survives a power failure. Writers
 acquire the lock at the beginning (``BEGIN IMMEDIATE``), so a transaction never fails halfway because
-of a lock. A transaction that waits longer than ``wait_seconds`` raises `StoreBusy`.
+of a lock. A transaction that waits longer than ``wait_seconds`` raises `StoreBusy`. Each transaction checks that
+the files are those that were opened (`kedge.database.file_identity`), before it begins and, if it may have written,
+before its result is returned.
 """
 
 import os
@@ -16,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from kedge.database.file_identity import OpenFiles
 from kedge.database.transactions import (
     Database,
     Dialect,
@@ -46,6 +49,8 @@ INLINE_WAIT_SECONDS = 0.05
 """The maximum time a transaction in the calling thread waits for another process that writes."""
 CHECKPOINT_PAGES = 4_000
 """The size at which the journal is written back. Exchanges change few pages, so writing later writes less."""
+PROBE_BYTES, PROBE_CACHE_PAGES = 256 * 1024, 10
+"""What a health check writes after a write has failed: more than most transactions, and more than the cache."""
 SUSPEND_SECONDS = 0.001
 """The time between two looks at whether transactions run, before this process is forked."""
 
@@ -106,6 +111,8 @@ class SQLiteDatabase(Database):
         self._wait_seconds = wait_seconds
         self._read_only = read_only
         self._options = "mode=ro" if read_only else "mode=rwc"
+        self._files = OpenFiles("" if path == MEMORY else path)
+        self._has_failed_to_write = False
         self._start_connections()
         self.writers = Workers(1, "kedge-store-writer")
         alone = path == MEMORY
@@ -142,6 +149,7 @@ class SQLiteDatabase(Database):
             self._use_lock.acquire()
         if not self._uses and self.path != MEMORY:
             self._close_connections()
+            self._files.forget_journal()
             self._start_connections()
 
     def resume(self) -> None:
@@ -153,6 +161,7 @@ class SQLiteDatabase(Database):
         if self.path != MEMORY:
             self._close_connections.detach()
             inherited.append(self._connections)  # those of transactions that did not end in time
+            self._files.forget_journal()
             self._start_connections()
         self._start_locks()
         super().restart()
@@ -180,7 +189,7 @@ class SQLiteDatabase(Database):
         if not self._has_inline:
             return self.write_sync(work)
         with OperationTimer("write"), self._write_lock, self._inline_lock:
-            return self._run_inline(lambda connection: run_transaction(connection, work))
+            return self._run_inline(lambda connection: self._run_to_write(connection, work))
 
     def _run_inline(self, run_on: Callable[[sqlite3.Connection], T]) -> T:
         if self._is_closed:
@@ -198,9 +207,27 @@ class SQLiteDatabase(Database):
         """Run a transaction in the calling thread, also before the schema is current."""
         with self._use_connection() as connection, self._write_lock:
             try:
-                return run_transaction(connection, work)
+                return self._run_to_write(connection, work)
             except sqlite3.IntegrityError:
-                return run_transaction(connection, work, is_retry=True)
+                return self._run_to_write(connection, work, is_retry=True)
+
+    def _run_to_write(
+        self, connection: sqlite3.Connection, work: Callable[[Tx], T], *, is_retry: bool = False
+    ) -> T:
+        result = run_transaction(connection, work, is_retry=is_retry)
+        self._files.check()  # or a write into a removed file would be acknowledged
+        return result
+
+    async def check_health(self) -> None:
+        """Raise a `StoreError` if the file was replaced, or if a write has failed and one would fail now."""
+        self._files.check()
+        if self._has_failed_to_write:
+            await self.writers.run(self._check_writing, None)
+
+    def _check_writing(self, _: object) -> None:
+        with self._use_connection() as connection, self._write_lock:
+            check_writing(connection)
+        self._has_failed_to_write = False
 
     def reclaim_files(self, vacuum: bool) -> None:
         """Overwrite deleted data in the file and the journal."""
@@ -219,6 +246,7 @@ class SQLiteDatabase(Database):
             self._uses += 1
         holder = self._inline if inline else self._local
         try:
+            self._files.check()
             connection = getattr(holder, "connection", None)
             if connection is None:
                 connection = holder.connection = self._connect(inline=inline)
@@ -231,8 +259,10 @@ class SQLiteDatabase(Database):
         except UnicodeEncodeError as error:
             raise InvalidSetting("a value contains a lone surrogate; remove it") from error
         except sqlite3.Error as error:
-            kind, message = describe_error(error)
-            raise kind(f"{self.path}: {message}") from error
+            failure = translate_error(error, self.path)
+            if isinstance(failure, WRITE_ERRORS) and not self._read_only:
+                self._has_failed_to_write = True
+            raise failure from error
         finally:
             with self._use_lock:
                 self._uses -= 1
@@ -256,6 +286,7 @@ class SQLiteDatabase(Database):
                 read_only=self._read_only,
             )
             self._connections.append(connection)
+            self._files.record(has_journal=not self._read_only)
             return connection
 
         is_new = not (self._read_only or self.path == MEMORY) and create_file(self.path)
@@ -340,6 +371,28 @@ def run_transaction(
     return result
 
 
+def check_writing(connection: sqlite3.Connection) -> None:
+    """Write some pages into the journal, without changing anything.
+
+    Dirty pages that do not fit into the cache are written before the end of their transaction, which is undone.
+
+    Raises:
+        sqlite3.Error: They cannot be written.
+    """
+    ((cache_size,),) = connection.execute("PRAGMA cache_size")
+    connection.execute(f"PRAGMA cache_size = {PROBE_CACHE_PAGES}")
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.execute("CREATE TABLE kedge_probe (content BLOB)")
+            connection.execute(f"INSERT INTO kedge_probe VALUES (zeroblob({PROBE_BYTES}))")
+        finally:
+            with suppress(sqlite3.Error):  # with a full disk, SQLite has rolled back already
+                connection.execute("ROLLBACK")
+    finally:
+        connection.execute(f"PRAGMA cache_size = {cache_size}")
+
+
 def empty_journal(connection: sqlite3.Connection) -> bool:
     """Move the journal into the file and overwrite it; return False if a reader prevents that."""
     is_busy, *_ = connection.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()
@@ -368,9 +421,14 @@ def _has_journal(path: str) -> bool:
 _READ_ONLY_CODES = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 
 
-def describe_error(error: sqlite3.Error) -> tuple[type[StoreError], str]:
-    """Return the kind of an error of SQLite, and what happened."""
-    return _ERRORS.get(_primary_code(error), (StoreError, f"SQLite reports: {error}"))
+WRITE_ERRORS = (StoreFull, StoreReadOnly)
+"""The errors after which writes are expected to fail, until something else is changed."""
+
+
+def translate_error(error: sqlite3.Error, path: str) -> StoreError:
+    """Return the error of the store for an error of SQLite: the same for every database in a file."""
+    kind, problem = _ERRORS.get(_primary_code(error), (StoreError, f"SQLite reports: {error}"))
+    return kind(problem, path)
 
 
 def _primary_code(error: sqlite3.Error) -> int:

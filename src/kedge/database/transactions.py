@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -250,14 +250,14 @@ class HealthCheck:
     So any number of requests occupies one thread for each database.
 
     Args:
-        check: Raises a `StoreError` if the database does not answer; may block its thread.
+        check: Raises a `StoreError` if the database does not answer or cannot be written.
     """
 
-    def __init__(self, check: Callable[[], None]) -> None:
+    def __init__(self, check: Callable[[], Awaitable[None]]) -> None:
         self._checks = [check]
         self._running: asyncio.Task[bool] | None = None
 
-    def add(self, check: Callable[[], None]) -> None:
+    def add(self, check: Callable[[], Awaitable[None]]) -> None:
         """Also run this check."""
         self._checks.append(check)
 
@@ -271,9 +271,9 @@ class HealthCheck:
         return all(await asyncio.gather(*map(_run_check, self._checks)))
 
 
-async def _run_check(check: Callable[[], None]) -> bool:
+async def _run_check(check: Callable[[], Awaitable[None]]) -> bool:
     try:
-        await asyncio.to_thread(check)
+        await check()
     except StoreError as error:
         log.warning("the health check failed: %s", error)
         return False
@@ -379,8 +379,9 @@ class Database(ABC):
     def run_write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the calling thread, also before the schema is current."""
 
-    def check(self) -> None:  # noqa: B027 - a file always answers
-        """Raise a `StoreError` unless the database answers within a few seconds; the calling thread waits."""
+    @abstractmethod
+    async def check_health(self) -> None:
+        """Raise a `StoreError` unless the database answers within a few seconds, and can be written."""
 
     async def reclaim(self, *, vacuum: bool = False) -> None:
         """Overwrite deleted data in the files.
@@ -466,7 +467,7 @@ class NamespaceDatabase(Database):
         self.namespace = namespace
         self.dialect, self.first_use = database.dialect, database.first_use
         self.readers, self.writers = database.readers, database.writers
-        self.check, self.reclaim_files = database.check, database.reclaim_files
+        self.reclaim_files = database.reclaim_files
         self._database = database
         self._is_owner = is_owner
 
@@ -490,6 +491,10 @@ class NamespaceDatabase(Database):
     def run_write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the calling thread."""
         return self._database.run_write(partial(self._run, work))
+
+    async def check_health(self) -> None:
+        """Raise a `StoreError` unless the database answers within a few seconds, and can be written."""
+        await self._database.check_health()
 
     def close(self) -> None:
         """Close the database if it was opened for this namespace only."""

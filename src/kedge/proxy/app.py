@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -28,8 +28,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.http11 import Response as HandshakeResponse
 
+from kedge.database.transactions import HealthCheck
 from kedge.engines.transport import KEEP_ALIVE
-from kedge.errors import InvalidSetting
+from kedge.errors import InvalidSetting, StoreError, StoreReplaced
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
 from kedge.incremental.client import EXCHANGE, RETAINED_BYTES, USER
 from kedge.incremental.exchange import Exchange
@@ -53,7 +54,7 @@ from kedge.proxy.access import (
 from kedge.security.urls import BaseUrl, parse_base_url
 from kedge.server.access import CALLER_KEY, AccessPolicy, Rejection
 from kedge.server.errors import encode_error_event
-from kedge.server.request_log import EscapedJSONResponse, RequestMiddleware, metrics
+from kedge.server.request_log import EscapedJSONResponse, RequestMiddleware, healthz, metrics
 from kedge.server.settings import Limits
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
@@ -156,14 +157,11 @@ def create_proxy_app(
         if shared_store is not None:
             await shared_store.aclose()
 
-    async def report_health(_: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
     forwarding = Route("/v1/{path:path}", proxy.forward)
     forwarding.methods = None  # every method, also those that HTTP does not define
     app = Starlette(
         routes=[
-            Route("/healthz", report_health),
+            Route("/healthz", healthz),
             Route("/metrics", metrics),
             Route("/report", proxy.report),
             forwarding,
@@ -175,7 +173,24 @@ def create_proxy_app(
     )
     app.router.redirect_slashes = False
     app.state.proxy = proxy
+    app.state.health = HealthCheck(partial(_check_store, store, registry))
     return app
+
+
+async def _check_store(store: Store | None, registry: TokenRegistry | None) -> None:
+    """Raise the error of a store without which requests are rejected, or which only a restart repairs.
+
+    While a store is only out of reach and no named token is needed, requests are forwarded as they were written.
+    """
+    if store is None or registry is None:
+        return
+    try:
+        await store.database.check_health()
+    except StoreReplaced:
+        raise
+    except StoreError:
+        if await registry.is_required():
+            raise
 
 
 async def _report_no_route(_: Request, error: Exception) -> Response:

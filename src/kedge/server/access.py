@@ -172,6 +172,8 @@ class AccessPolicy:
                 return Access()
             return await self._identify(scope, presented)
         except StoreError as error:
+            if presented.is_public:  # such as the health check, which reports the outage itself
+                return Access()
             return Access(rejection=reject_outage(error))
 
     async def _identify(self, scope: Scope, presented: Credentials) -> Access:
@@ -259,7 +261,8 @@ class AccessPolicy:
 def reject_outage(error: StoreError) -> Rejection:
     """Log that a token could not be checked, and return the rejection."""
     log.warning("a token could not be checked: %s", error)
-    return Rejection(errors.DATABASE_UNAVAILABLE, "the token could not be checked; try again")
+    message = f"the token could not be checked: {error.problem}"
+    return Rejection(errors.DATABASE_UNAVAILABLE, message, values={"problem": error.problem})
 
 
 def check_counts(caller: AccessToken, counts: TokenUse) -> Access:

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
@@ -37,15 +37,6 @@ WATCH_SECONDS = 1.0
 """Seconds between two checks for responses that other servers have cancelled or not finished."""
 CLEANUP_ROUNDS = 60
 """The number of these checks after which old events are deleted."""
-
-
-async def healthz(request: Request) -> Response:
-    """Answer ``GET /healthz``: with 503 if a database does not answer."""
-    health: HealthCheck = request.app.state.health
-    if await health.run():
-        return http.respond_json({"status": "ok"})
-    body = {"status": "unavailable", "reason": "the database does not answer"}
-    return JSONResponse(body, 503)
 
 
 async def list_models(request: Request) -> Response:
@@ -111,7 +102,7 @@ ROUTES = [
     Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{id:path}", retrieve_model, methods=["GET"]),
-    Route("/healthz", healthz, methods=["GET"]),
+    Route("/healthz", request_log.healthz, methods=["GET"]),
     Route("/metrics", request_log.metrics, methods=["GET"]),
 ]
 """All HTTP routes."""
@@ -138,9 +129,12 @@ async def _respond_error(connection: HTTPConnection, error: Exception) -> Respon
             return response
         case ClientDisconnect():
             return http.respond_encoded(b"")  # there is no client to read it
-        case _:
+        case StoreError():
             log.error("%s", error)
-            return http.build_error_response(connection.scope, errors.DATABASE_UNAVAILABLE())
+            failure = errors.DATABASE_UNAVAILABLE(problem=error.problem)
+            return http.build_error_response(connection.scope, failure)
+        case _:
+            raise error
 
 
 EXPECTED_ERRORS = (ApiError, StoreError, HTTPException, ClientDisconnect)
@@ -203,7 +197,7 @@ def create_app(
     )
     app.router.redirect_slashes = False  # the API has one URL for each resource
     app.state.service = service
-    app.state.health = HealthCheck(service.check_database)
+    app.state.health = HealthCheck(service.check_health)
     app.state.background = background
     return app
 

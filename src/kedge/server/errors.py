@@ -441,7 +441,7 @@ IDEMPOTENCY_KEY_IN_USE = ErrorTemplate(
     code="idempotency_key_in_use",
 )
 DATABASE_UNAVAILABLE = ErrorTemplate(
-    "The database of the server is not available. Please try again in a moment.",
+    "The database of the server is not available: {problem}.",
     status=503,
     code="database_unavailable",
 )

@@ -16,14 +16,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from starlette.datastructures import Headers as RequestHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.errors import StoreError
+from kedge.errors import StoreError, StoreReplaced
 from kedge.observe import bind_fields, count, get_logger, measure
 from kedge.security.access_tokens import AccessToken
 from kedge.server import access
@@ -31,6 +31,9 @@ from kedge.server.access import AccessPolicy, CallerRegistry, Credentials, Rejec
 from kedge.server.errors import encode_error_event
 from kedge.server.object_forms import Item
 from kedge.text.json_text import encode_escaped
+
+if TYPE_CHECKING:
+    from kedge.database.transactions import HealthCheck
 
 CHECK_SECONDS = 0.5
 """Seconds between two checks of the tokens with unfinished requests; another process may revoke them."""
@@ -81,6 +84,11 @@ class RevocationWatch:
     async def _is_valid(self, caller: AccessToken) -> bool:
         try:
             return await self._registry.is_valid(caller)
+        except StoreReplaced as error:  # until a restart no revocation would be noticed
+            server_log.warning(
+                "the requests of a token end, because it cannot be checked: %s", error
+            )
+            return False
         except StoreError as error:  # what was known before applies until the store answers
             server_log.warning("a token could not be checked: %s", error)
             return True
@@ -227,6 +235,15 @@ class EscapedJSONResponse(JSONResponse):
     def render(self, content: Any) -> bytes:
         """Encode the content."""
         return encode_escaped(content)
+
+
+async def healthz(request: Request) -> Response:
+    """Answer ``GET /healthz``: with 503 if a database does not answer or cannot be written."""
+    health: HealthCheck = request.app.state.health
+    if await health.run():
+        return JSONResponse({"status": "ok"})
+    reason = "the database does not answer or cannot be written; the log has the details"
+    return JSONResponse({"status": "unavailable", "reason": reason}, 503)
 
 
 async def metrics(request: Request) -> Response:

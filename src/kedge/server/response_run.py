@@ -166,7 +166,7 @@ class Generation(ABC):
             self.error = error
         except StoreError as error:
             log_failure("the database failed", error)
-            self.error = DATABASE_UNAVAILABLE()
+            self.error = DATABASE_UNAVAILABLE(problem=error.problem)
         except Exception as error:  # noqa: BLE001 - no failure of a model may stop the server
             log_failure("the model failed", error)
         finally:
@@ -478,10 +478,23 @@ class ResponseRun(Generation):
         return is_left and self.is_background and self.service.claims is not None
 
     def _handle_wait(self) -> None:
-        # On a database of several servers this would be a round trip, and useless for its client.
-        if self._state == "unwritten" and self.service.claims is None:
-            self.begin()
         super()._handle_wait()
+        # On a database of several servers this would be a round trip, and useless for its client.
+        if self._state != "unwritten" or self.service.claims is not None:
+            return
+        # The loop calls this method, so nothing else would report an error.
+        try:
+            self.begin()
+        except ApiError as error:
+            self._abandon(error)
+        except StoreError as error:
+            log_failure("the database failed", error)
+            self._abandon(DATABASE_UNAVAILABLE(problem=error.problem))
+
+    def _abandon(self, error: ApiError) -> None:
+        """Stop the model, whose answer could not be stored."""
+        self.error = error
+        self.stop("failed")
 
     def begin(self) -> None:
         """Store the response as in progress or queued, before its client receives the id."""

@@ -68,7 +68,7 @@ class ServerState:
         self.run = self._database.run
         self.submit = self._database.submit
         self.transact = self._database.transact
-        self.check_database = self._database.check
+        self.check_health = self._database.check_health
         self.ignores_unknown = settings.unknown_parameters == "ignore" or (
             settings.unknown_parameters is None
             and not all(isinstance(model, PracticeModel) for model in self.models.values())

@@ -60,7 +60,7 @@ async def reclaim(database: Database, groups: set[int], *, vacuum: bool = False)
         await database.reclaim(vacuum=vacuum)
     except StoreError as error:
         problem = "what was deleted may still be in the files, until 'kedge gc' succeeds"
-        raise StoreError(f"{problem}: {error}") from error
+        raise StoreError(f"{problem}: {error.problem}", error.location) from error
 
 
 def delete_unchanged(

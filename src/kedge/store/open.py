@@ -197,10 +197,10 @@ def _open_when_used(database: SQLiteDatabase | PostgresDatabase) -> Database:
         except StoreReadOnly as error:
             if not version:  # the database is empty
                 raise
-            path = str(error).rpartition(": ")[0]
             raise StoreReadOnly(
-                f"{path}: an older version of Kedge wrote this store, so it must be upgraded before it can be read, "
-                "but it may not be written; copy it to another folder"
+                "an older version of Kedge wrote this store, so it must be upgraded before it can be read, "
+                "but it may not be written; copy it to another folder",
+                error.location,
             ) from error
 
     database.first_use = FirstUse(upgrade)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from kedge.database.transactions import Database, Row, Tx
-from kedge.errors import InvalidSetting, NotInStore, StoreError
+from kedge.errors import InvalidSetting, NotInStore, StoreError, StoreReplaced
 from kedge.event_loops import AsyncResource
 from kedge.observe import get_logger
 from kedge.security.access_tokens import AccessToken, TokenReservation, TokenUse
@@ -72,8 +72,8 @@ class TokenRegistry(AsyncResource):
         self._clock = clock
         self._is_required = required
         self._recheck_at = 0.0
-        self.check_database = store.database.check
-        """Raises a `StoreError` unless the database answers; the calling thread waits."""
+        self.check_health = store.database.check_health
+        """Raises a `StoreError` unless the database answers and can be written."""
 
     async def aclose(self) -> None:
         """Close the store, if it was opened by its address and has no other users."""
@@ -166,12 +166,18 @@ class TokenRegistry(AsyncResource):
 
         A store without tokens is checked at most once a second. If it cannot be read, the last known
         result applies.
+
+        Raises:
+            StoreReplaced: The file of the store was removed or replaced.
         """
         now = time.monotonic()
         if not self._is_required and now >= self._recheck_at:
             self._recheck_at = now + RECHECK_SECONDS
             try:
                 self._is_required = bool(await self._select("LIMIT 1"))
+            except StoreReplaced:  # there may be tokens in the file that is there now
+                self._recheck_at = 0.0
+                raise
             except StoreError as error:
                 log.warning("the tokens of the store could not be read: %s", error)
         return self._is_required

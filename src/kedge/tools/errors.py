@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import cast
 
+from kedge.errors import describe_for_client
+
 MAX_MESSAGE_CHARS = 2_000
 REDACTED = "[redacted]"
 
@@ -83,7 +85,7 @@ def _describe_leaf(error: BaseException, edit: Callable[[str], str]) -> str:
 
 def _error_message(error: BaseException) -> str:
     try:
-        return str(error)
+        return describe_for_client(error)
     except Exception:  # noqa: BLE001 - str() of an exception may raise
         return ""
 

@@ -163,7 +163,7 @@ async def open_page_server(
         app = create_page(service, auth, f"{url}/v1", services)
         app.state.recorder = recorder
         api = create_app(settings, on_finish=recorder.record, reply_bytes=recorder.reply_bytes)
-        api.state.health.add(store.database.check)
+        api.state.health.add(store.database.check_health)
         server = UvicornServer(PathDispatch(api, app), on_started=started)
         app.state.stopping = lambda: server.should_exit
         yield server

@@ -165,7 +165,7 @@ def map_error(error: Exception) -> tuple[int, str, str]:
         return 422, "invalid", _validation_message(error)
     found = ((status, code) for kind, status, code in _STATUSES if isinstance(error, kind))
     status, code = next(found, (400, "refused"))
-    return status, code, str(error)
+    return status, code, errors.describe_for_client(error)
 
 
 _STATUSES: tuple[tuple[type[errors.KedgeError], int, str], ...] = (

@@ -28,7 +28,7 @@ from starlette.types import Scope
 
 from kedge.conversation import Reply
 from kedge.engines.responses import delete_unused_objects
-from kedge.errors import KedgeError, StoreError
+from kedge.errors import KedgeError, StoreError, describe_for_client
 from kedge.events.fields import get_text, list_objects, read_conversation_id
 from kedge.observe import get_logger
 from kedge.practice.context import last_user_text
@@ -153,7 +153,7 @@ class RunRegistry:
             run.finish("cancelled", {"type": "cancelled", "url": await find_url(run)})
         except KedgeError as error:
             run.error = error
-            event = {"code": type(error).__name__, "message": str(error)}
+            event = {"code": type(error).__name__, "message": describe_for_client(error)}
             run.finish("failed", {"type": "error", **event, "url": await find_url(run)})
         except Exception as error:  # noqa: BLE001 - a task has no caller; followers need an end
             log_failure("internal error of a run", error)

@@ -5,10 +5,12 @@ with ``?`` for values. The differences are in this interface: how a transaction 
 clock is used, and how one server prevents others from changing its unfinished responses.
 """
 
+import logging
 import sqlite3
 import time
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from kedge.database import sqlite
+from kedge.database.file_identity import OpenFiles
 from kedge.database.postgres import is_postgresql
 from kedge.database.responses import (
     create_response_tables,
@@ -24,13 +27,15 @@ from kedge.database.responses import (
 )
 from kedge.database.schema import Schema, WrongSchema
 from kedge.database.transactions import Dialect, Tx
-from kedge.errors import CannotServe
+from kedge.errors import CannotServe, StoreBusy, StoreError, StoreFull
 
 if TYPE_CHECKING:
     from kedge.server.settings import Settings
     from kedge.server.storage.postgres import ReplicaClaims
 
 T = TypeVar("T")
+
+log = logging.getLogger("kedge.server")
 Clock = Callable[[], float]
 
 IN_MEMORY = ":memory:"
@@ -42,8 +47,6 @@ class ServerDatabase(ABC):
     dialect: Dialect
     clock: Clock
     """Returns the time by which responses expire."""
-    execute: Callable[..., Any]
-    """Runs a statement with its values, and returns a cursor with ``fetchone``, ``fetchall`` and ``rowcount``."""
     in_store: bool = False
     """Whether the tables are those of the practice model in a store."""
     unclean_shutdown: bool = False
@@ -56,6 +59,14 @@ class ServerDatabase(ABC):
     """Numbers for new nodes that this server has reserved."""
 
     @abstractmethod
+    def execute(self, sql: str, values: Any = ()) -> Any:
+        """Run a statement with its values.
+
+        Returns:
+            A cursor with ``fetchone``, ``fetchall`` and ``rowcount``.
+        """
+
+    @abstractmethod
     def transact(self, work: Callable[[], T]) -> T:
         """Run the statements of a function as one transaction. After a conflict it is run again."""
 
@@ -65,7 +76,10 @@ class ServerDatabase(ABC):
 
     @abstractmethod
     def submit(self, work: Callable[..., object], *args: Any) -> None:
-        """Schedule a function that runs statements, without waiting for it."""
+        """Schedule a function that runs statements, without waiting for it.
+
+        If it fails because of an outage or a full disk, it is called again when the database can be used.
+        """
 
     @abstractmethod
     def lock_conversation(self, id: str, node: int | None) -> bool:
@@ -75,8 +89,9 @@ class ServerDatabase(ABC):
     def unlock_conversation(self, id: str) -> None:
         """Release the lock of a conversation."""
 
-    def check(self) -> None:  # noqa: B027 - a file always answers
-        """Raise a `StoreError` unless the database answers; the calling thread waits."""
+    @abstractmethod
+    async def check_health(self) -> None:
+        """Raise a `StoreError` unless the database answers within a few seconds, and can be written."""
 
     def next_number(self) -> int:
         """Return the number for a new node, outside a transaction; no other server gets the same."""
@@ -186,12 +201,20 @@ def parse_sqlite_address(db: str) -> str:
 
 STORE_WAIT_SECONDS = 10.0
 """The maximum time that a statement waits for others that write to a store."""
+MAX_FAILED = 10_000
+"""The number of submitted functions that are called again after a failure."""
+
+
+def may_succeed_later(error: StoreError) -> bool:
+    """Return whether a submitted function that failed is called again."""
+    return error.retryable or isinstance(error, StoreFull)
 
 
 class SQLiteServerDatabase(ServerDatabase):
     """A connection to a database with the current schema, for the thread of the server.
 
-    Statements take microseconds, so they are run in the calling thread.
+    Statements take microseconds, so they are run in the calling thread. Before each of them it is checked that the
+    files are those that were opened, and again after it if it has written: see `kedge.database.file_identity`.
 
     Args:
         path: The file, or ``:memory:``.
@@ -207,51 +230,109 @@ class SQLiteServerDatabase(ServerDatabase):
     def __init__(self, path: str, *, clock: Clock = time.time, in_store: bool = False) -> None:
         self.clock = clock
         self.in_store = in_store
+        self._path = path
         self._locked: set[str] = set()
-        # Opened in the thread that creates the app, used in the thread of its loop.
+        self._failed: deque[Callable[[], object]] = deque(maxlen=MAX_FAILED)
+        self._has_failed_to_write = False
+        self._convert = use_practice_tables if in_store else str
         try:
+            file = _prepare_file(path)
+            # Opened in the thread that creates the app, used in the thread of its loop.
             self._connection = sqlite.open_connection(
-                _prepare_path(path),
+                file.as_uri() if file else sqlite.MEMORY,
                 wait_seconds=STORE_WAIT_SECONDS if in_store else 0.0,
                 synchronous="NORMAL",
                 exclusive=not in_store,
             )
         except (sqlite3.Error, OSError) as error:
             raise _build_open_error(path, error) from error
+        self._files = OpenFiles(str(file) if file else "")
         # For a server that is not closed; at the end of the program its thread may still use the connection.
         weakref.finalize(self, self._connection.close).atexit = False
-        self.execute: Callable[..., Any] = (
-            self._execute_in_store if in_store else self._connection.execute
-        )
         try:
             if not in_store:  # acquires the lock until the connection is closed
                 sqlite.run_transaction(
                     self._connection, partial(upgrade_schema, name=f"the database {path}")
                 )
+            self._files.record(has_journal=True)
             # Fails if the file may only be read.
             self.execute("UPDATE kedge_server_facts SET value = value WHERE name = ''")
             self.unclean_shutdown = not in_store and self.get_or_add_fact("open", b"1") is not None
-        except sqlite3.Error as error:
+        except (sqlite3.Error, StoreError) as error:
             self._connection.close()
             raise _build_open_error(path, error) from error
         except CannotServe:
             self._connection.close()
             raise
 
-    def _execute_in_store(self, sql: str, values: Any = ()) -> sqlite3.Cursor:
-        return self._connection.execute(use_practice_tables(sql), values)
+    def execute(self, sql: str, values: Any = ()) -> sqlite3.Cursor:
+        """Run a statement, in the current transaction if there is one."""
+        is_alone = not self._connection.in_transaction
+        changes = self._connection.total_changes
+        if is_alone:
+            self._files.check()
+        try:
+            cursor = self._connection.execute(self._convert(sql), values)
+        except sqlite3.Error as error:
+            raise self._translate(error) from error
+        if is_alone and self._connection.total_changes != changes:
+            self._files.check()  # or a write into a removed file would be acknowledged
+        return cursor
 
     def transact(self, work: Callable[[], T]) -> T:
         """Run statements as one transaction."""
-        return sqlite.run_transaction(self._connection, lambda _: work())
+        self._files.check()
+        try:
+            result = sqlite.run_transaction(self._connection, lambda _: work())
+        except sqlite3.Error as error:
+            raise self._translate(error) from error
+        self._files.check()
+        return result
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Call a function that runs statements."""
-        return work(*args)
+        result = self._call(work, *args)
+        self.call_failed()
+        return result
 
     def submit(self, work: Callable[..., object], *args: Any) -> None:
-        """Call a function that runs statements."""
-        work(*args)
+        """Call a function that runs statements; after a failure it is called again."""
+        call = partial(work, *args)
+        if not self._attempt(call):
+            self._failed.append(call)
+
+    def _call(self, work: Callable[..., T], *args: Any) -> T:
+        try:
+            return work(*args)
+        except sqlite3.Error as error:  # of rows that were read after their statement
+            raise self._translate(error) from error
+
+    def _attempt(self, work: Callable[[], object]) -> bool:
+        """Call a submitted function; return False if it has failed and may succeed later."""
+        try:
+            self._call(work)
+        except StoreError as error:
+            log.warning("a change could not be stored: %s", error)
+            return not may_succeed_later(error)
+        return True
+
+    def call_failed(self) -> None:
+        """Call the functions that failed before, until one fails again."""
+        while self._failed and self._attempt(self._failed[0]):
+            self._failed.popleft()
+
+    def _translate(self, error: sqlite3.Error) -> StoreError:
+        failure = sqlite.translate_error(error, self._path)
+        if isinstance(failure, sqlite.WRITE_ERRORS):
+            self._has_failed_to_write = True
+        return failure
+
+    async def check_health(self) -> None:
+        """Raise a `StoreError` if the file was replaced, or if a write has failed and one would fail now."""
+        self._files.check()
+        if self._has_failed_to_write:
+            self._call(sqlite.check_writing, self._connection)
+            self._has_failed_to_write = False
 
     def lock_conversation(self, id: str, node: int | None) -> bool:
         """Lock a conversation within this process."""
@@ -266,30 +347,35 @@ class SQLiteServerDatabase(ServerDatabase):
 
     def checkpoint(self) -> None:
         """Write the WAL to the file, so that deleted content is overwritten on disk."""
-        sqlite.empty_journal(self._connection)
+        self._call(sqlite.empty_journal, self._connection)
 
     def close(self) -> None:
         """Close the file."""
-        if not self.in_store:
-            self.execute("DELETE FROM kedge_server_facts WHERE name = 'open'")
-        self._connection.close()
+        try:
+            if not self.in_store:
+                self.execute("DELETE FROM kedge_server_facts WHERE name = 'open'")
+        except StoreError as error:
+            log.warning("the database was not closed completely: %s", error)
+        finally:
+            self._connection.close()
 
 
-def _prepare_path(path: str) -> str:
+def _prepare_file(path: str) -> Path | None:
+    """Create the file of a database, if it does not exist; return None for a database in memory."""
     if path == sqlite.MEMORY:
-        return path
-    file = Path(path).expanduser()
+        return None
+    file = Path(path).expanduser().absolute()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     sqlite.create_file(str(file))
-    return file.absolute().as_uri()
+    return file
 
 
-def _build_open_error(path: str, error: sqlite3.Error | OSError) -> CannotServe:
-    if "locked" in str(error):
+def _build_open_error(path: str, error: sqlite3.Error | StoreError | OSError) -> CannotServe:
+    if isinstance(error, sqlite3.Error):
+        error = sqlite.translate_error(error, path)
+    if isinstance(error, StoreBusy):
         return CannotServe(
             f"the database {path} is in use by another server: stop that server, or use another --db"
         )
-    problem = (
-        sqlite.describe_error(error)[1] if isinstance(error, sqlite3.Error) else error.strerror
-    )
+    problem = error.problem if isinstance(error, StoreError) else error.strerror
     return CannotServe(f"the database {path} cannot be opened: {problem}; use another file")

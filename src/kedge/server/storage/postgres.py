@@ -34,7 +34,12 @@ from kedge.database.transactions import Values
 from kedge.errors import CannotServe, StoreBusy, StoreError
 from kedge.server.object_forms import QUEUED_FIELDS, RESTARTED_MESSAGE, build_failed_fields
 from kedge.server.sse import FRAME_END
-from kedge.server.storage.database import ServerDatabase, upgrade_schema
+from kedge.server.storage.database import (
+    MAX_FAILED,
+    ServerDatabase,
+    may_succeed_later,
+    upgrade_schema,
+)
 from kedge.text.json_text import encode
 
 if TYPE_CHECKING:
@@ -44,8 +49,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("kedge.server")
 
-MAX_FAILED = 10_000
-"""The number of functions that are called again after an outage."""
 MAX_ATTEMPTS = 5
 """The maximum number of servers that try to generate a background response, which may make them crash."""
 
@@ -240,7 +243,6 @@ class PostgresServerDatabase(ServerDatabase):
                 wait_seconds=limits.database_seconds,
                 statement_seconds=limits.database_seconds,
             )
-            self.check = self.pool.check
             try:
                 if not self.in_store:
                     self.pool.run_write(lambda tx: upgrade_schema(tx, "the database"))
@@ -251,6 +253,10 @@ class PostgresServerDatabase(ServerDatabase):
                 raise
         except StoreError as error:
             raise CannotServe(f"the database cannot be opened: {error}") from error
+
+    async def check_health(self) -> None:
+        """Raise a `StoreError` unless the database answers within a few seconds."""
+        await self.pool.check_health()
 
     def clock(self) -> float:
         """Return the time of the database."""
@@ -308,7 +314,7 @@ class PostgresServerDatabase(ServerDatabase):
                 work(*args)
             except StoreError as error:
                 log.warning("a change could not be stored: %s", error)
-                if error.retryable:
+                if may_succeed_later(error):
                     self._failed.append(call)
 
         self._thread.submit(call)
