@@ -160,20 +160,21 @@ def test_a_replaced_store_is_noticed(
 ) -> None:
     """Tokens of a file that was removed are not accepted, nor is a request without one, and the health check fails."""
     monkeypatch.setattr(token_registry, "RECHECK_SECONDS", 0.0)
-    with open_store(tmp_path) as store:
-        url = server.base_url.removesuffix("/v1")
-        with serve_proxy(f"{url}/v1", store=store) as proxy_url, httpx2.Client() as http:
-            assert http.get(f"{proxy_url}/healthz").json() == {"status": "ok"}
-            assert http.get(f"{proxy_url}/v1/models").status_code == 200
-            for file in tmp_path.glob("store.db*"):
-                file.unlink()
-            answer = http.get(f"{proxy_url}/healthz")
-            assert (answer.status_code, answer.json()["status"]) == (503, "unavailable")
-            for headers in ({}, {"x-kedge-token": "kedge_unknown"}):
-                rejected = http.get(f"{proxy_url}/v1/models", headers=headers)
-                assert rejected.status_code == 503
-                assert "was removed or replaced" in rejected.text
-                assert str(tmp_path) not in rejected.text
+    with (
+        serve_proxy(server.base_url, store=tmp_path / "store.db") as proxy_url,
+        httpx2.Client() as http,
+    ):
+        assert http.get(f"{proxy_url}/healthz").json() == {"status": "ok"}
+        assert http.get(f"{proxy_url}/v1/models").status_code == 200
+        for file in tmp_path.glob("store.db*"):
+            file.unlink()
+        answer = http.get(f"{proxy_url}/healthz")
+        assert (answer.status_code, answer.json()["status"]) == (503, "unavailable")
+        for headers in ({}, {"x-kedge-token": "kedge_unknown"}):
+            rejected = http.get(f"{proxy_url}/v1/models", headers=headers)
+            assert rejected.status_code == 503
+            assert "was removed or replaced" in rejected.text
+            assert str(tmp_path) not in rejected.text
 
 
 @for_each("stream", [False, True])

@@ -173,19 +173,19 @@ def create_proxy_app(
     )
     app.router.redirect_slashes = False
     app.state.proxy = proxy
-    app.state.health = HealthCheck(partial(_check_store, store, registry))
+    app.state.health = HealthCheck(partial(_check_tokens, registry))
     return app
 
 
-async def _check_store(store: Store | None, registry: TokenRegistry | None) -> None:
+async def _check_tokens(registry: TokenRegistry | None) -> None:
     """Raise the error of a store without which requests are rejected, or which only a restart repairs.
 
     While a store is only out of reach and no named token is needed, requests are forwarded as they were written.
     """
-    if store is None or registry is None:
+    if registry is None:
         return
     try:
-        await store.database.check_health()
+        await registry.check_health()
     except StoreReplaced:
         raise
     except StoreError:
