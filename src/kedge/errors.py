@@ -562,8 +562,15 @@ class EngineError(KedgeError):
         self.response_id = ""
         self.usage: Usage | None = None
 
+    @property
+    def reported_code(self) -> str:
+        """The server's error code, or else the HTTP status as text; empty if there was no response."""
+        return self.code or str(self.status or "")
+
     def __str__(self) -> str:
-        where = [self.provider, f"HTTP {self.status}" if self.status else "", self.code]
+        status = f"HTTP {self.status}" if self.status else ""
+        code = "" if self.code == str(self.status) else self.code  # some servers repeat the status
+        where = [self.provider, status, code]
         source = ", ".join(part for part in where if part)
         request = f" (request {self.request_id})" if self.request_id else ""
         return f"{source}: {self.message}{request}" if source else f"{self.message}{request}"

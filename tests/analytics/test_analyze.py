@@ -52,11 +52,14 @@ async def test_real_conversations_are_counted(store: Store, kedge_server: TestSe
         await conversation.send("Four")
     analytics = await analyze(store)
     requests = analytics.requests  # one was rejected, because the server had lost its context
-    assert (requests.total, requests.conversations, requests.chained, requests.full) == (6, 2, 4, 2)
+    assert (requests.total, requests.conversations, requests.chained, requests.full) == (6, 2, 3, 2)
     assert (requests.fallbacks, requests.healed) == ((Count("lost", 1),), (Count("gone", 1),))
-    assert (requests.rejections, requests.without_id, requests.forgotten) == (1, 0, 0)
+    assert (requests.refused, requests.without_id, requests.forgotten) == (1, 0, 0)
+    assert {each.name: each.count for each in requests.sends}["refused"] == 1
+    # The question was answered, so nothing failed.
+    assert (requests.resent, requests.failed, requests.failures) == (1, 0, ())
     assert {each.name for each in requests.statuses} == {"completed", "lost", "refused"}
-    assert requests.success_rate == pytest.approx(5 / 6)
+    assert (requests.success_rate, requests.chained_share) == (1.0, 3 / 5)
     assert analytics.chains.lengths == ((1, 1), (3, 2))
     assert analytics.chains.longest == 3
     assert analytics.chains.mean == pytest.approx(7 / 3)
@@ -64,6 +67,15 @@ async def test_real_conversations_are_counted(store: Store, kedge_server: TestSe
     assert analytics.tokens.input > analytics.tokens.output > 0
     (model,) = analytics.models
     assert (model.model, model.requests, model.succeeded) == ("practice", 6, 5)
+    assert (model.failed, model.resent, model.success_rate) == (0, 1, 1.0)
+    (bucket,) = await analyze_over_time(store, buckets=1)
+    assert (bucket.chained, bucket.refused, bucket.resent, bucket.failed) == (3, 1, 1, 0)
+    summaries, _ = await list_summaries(store)
+    assert [each.failed for each in summaries] == [0, 0]
+    assert (await list_summaries(store, show="failed"))[1] == 0
+    (refused,) = [each for each in await store.responses() if each.is_refused]
+    assert (refused.error_code, refused.is_resent) == ("previous_response_not_found", True)
+    assert "not found" in refused.error
     assert model.latency.median is not None
 
 

@@ -891,6 +891,8 @@ async def test_cost_of_an_attempt_that_is_retried_is_stored(store: Store) -> Non
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (21, 9)
     found = sorted((row.status, row.cost, row.input_tokens) for row in rows)
     assert found == [("completed", 1.5, 7), *[("failed", 1.5, 7)] * 2]
+    errors = sorted((row.is_resent, row.error_code, "overloaded" in row.error) for row in rows)
+    assert errors == [(False, "", False), *[(True, "server_error", True)] * 2]
     assert node_kinds(path) == ["root", "asked", "answered"]
 
 
@@ -910,7 +912,8 @@ async def test_cost_of_an_answer_that_healing_discards_is_stored(
     assert (discarded.status, discarded.cost, discarded.healed) == ("failed", 1.5, "")
     assert (answered.status, answered.cost, answered.healed) == ("completed", 1.5, "forgot")
     assert discarded.anchor
-    assert "without the earlier context" in discarded.error
+    assert "without the context" in discarded.error
+    assert discarded.is_resent
     assert discarded.input_tokens
     assert answered.input_tokens
     assert reply.usage.input_tokens == discarded.input_tokens + answered.input_tokens

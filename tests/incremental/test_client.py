@@ -317,7 +317,10 @@ def test_conversations_that_a_restart_ended_are_chained_again(
 
 def test_a_report_is_printed_as_a_summary() -> None:
     """The text of a report has its totals and the reasons, without the requests."""
-    text = str(ChainReport(5, 2, {"new": 2, "edited": 1}, {"gone": 1}, 1, 2_000, 9_000, ()))
+    text = str(ChainReport(5, 2, 1, {"new": 2, "edited": 1}, {"gone": 1}, 1, 2_000, 9_000, ()))
     assert text.startswith("2 of 5 requests chained, 2 kB of 9 kB were sent")
-    assert all(each in text for each in ("2 new, 1 edited", "1 gone", "stored context: 1"))
-    assert len(str(ChainReport(0, 0, {}, {}, 0, 0, 0, ())).splitlines()) == 1
+    assert all(
+        each in text
+        for each in ("2 new, 1 edited", "1 gone", "refused by the server: 1", "stored context: 1")
+    )
+    assert len(str(ChainReport(0, 0, 0, {}, {}, 0, 0, 0, ())).splitlines()) == 1

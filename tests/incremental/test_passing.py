@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 from uuid import uuid4
@@ -732,6 +733,37 @@ def test_a_chain_that_is_rejected_in_the_chunk_of_its_first_output_is_healed() -
         post(http, 1, stream=True)
         assert "response.completed" in post(http, stream=True).text
         assert chain_report(http).healed == {"rejected": 1}
+
+
+async def test_a_refused_request_has_its_error_without_credentials() -> None:
+    """An error in a body or a stream, and a connection that fails, are in the record; a key in them is not."""
+    secret = "sk-planted-key"
+    error = {"code": f"bad_{secret}", "message": f"no access with {secret}"}
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        match read_body(request)["input"][0]["content"]:
+            case "refuse":
+                return httpx2.Response(401, json={"error": error})
+            case "fail":
+                event = json.dumps({"type": "error", **error})
+                return httpx2.Response(200, text=f"data: {event}\n\n", headers=SSE)
+            case _:
+                raise httpx2.ConnectError("refused")
+
+    headers = {"authorization": f"Bearer {secret}"}
+    async with make_async_client(respond, headers=headers) as http:
+        for text in ("refuse", "fail", "break"):
+            body = {"model": "m", "input": [{"role": "user", "content": text}], "stream": True}
+            with suppress(httpx2.ConnectError):
+                await http.post("/responses", json=body)
+        report = chain_report(http)
+    found = [(each.status, each.is_refused, each.error_code, each.error) for each in report.recent]
+    assert found == [
+        (401, True, "bad_***", "no access with ***"),
+        (200, False, "bad_***", "no access with ***"),
+        (0, False, "", "no response (ConnectError)"),
+    ]
+    assert (report.refused, report.chained) == (1, 0)
 
 
 async def test_a_cancelled_stream_is_closed_and_reported() -> None:

@@ -3,7 +3,8 @@
 import json
 import logging
 import random
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from tempfile import TemporaryDirectory
@@ -124,9 +125,10 @@ class ProgramFuzzer:
             sums = sum(each.get(member) or 0 for each in recent)
             if grown[name] != sums:
                 self.records.report(f"metric {name} of {self.door}: {grown[name]}, not {sums}")
-        chained = sum(bool(each.get("anchor")) for each in recent)
-        if grown["responses_chained_requests_total", ""] != chained:
-            self.records.report(f"metric of chained requests of {self.door}: not {chained}")
+        kinds = Counter(_name_kind(each) for each in recent)
+        for kind in ("chained", "stateless", "refused"):
+            if grown[f"responses_{kind}_requests_total", ""] != kinds[kind]:
+                self.records.report(f"metric of {kind} requests of {self.door}: not {kinds[kind]}")
 
     @asynccontextmanager
     async def _connect(self, base_url: str) -> AsyncGenerator[Any]:
@@ -251,6 +253,7 @@ class ProgramFuzzer:
             "requests": self._messages,
             "wire requests": len(self._sent),
             "chained": anchored - healed,
+            "refused": sum(400 <= each["status"] < 500 for each in self._sent),
             "sent_bytes": sum(each["sent_bytes"] for each in self._sent),
             "full_bytes": sum(
                 each["full_bytes"] for each in self._logs.records if not each.get("is_resent")
@@ -281,6 +284,13 @@ class ProgramFuzzer:
             report: Any = (await self._http.get("/report")).json()
             if len(report["recent"]) >= len(self._sent) or monotonic() > deadline:
                 return report
+
+
+def _name_kind(record: Mapping[str, Any]) -> str:
+    """Return the kind of a request, as metrics count it."""
+    if record.get("is_refused"):
+        return "refused"
+    return "chained" if record.get("anchor") else "stateless"
 
 
 def _parse_events(text: str) -> list[Item]:

@@ -272,6 +272,8 @@ class RequestViews:
         sums: Counter[tuple[str, str]] = Counter()
         for row in sent:
             kind = "chained" if row.anchor else "stateless"
+            if row.status == "refused":
+                kind = "refused"
             sums[f"responses_{kind}_requests_total", ""] += 1
             if is_fallback_reason(row.reason):
                 sums["responses_fallback_total", row.reason] += 1
@@ -283,7 +285,7 @@ class RequestViews:
         for row in rows:
             for kind in ("input", "cached", "output"):
                 sums["tokens_total", kind] += getattr(row, f"{kind}_tokens") or 0
-        names = {f"responses_{kind}_requests_total" for kind in ("chained", "stateless")}
+        names = {f"responses_{kind}_requests_total" for kind in ("chained", "stateless", "refused")}
         names |= {name for name, _ in sums}
         for name, label in sums.keys() | {key for key in grown if key[0] in names}:
             if grown[name, label] != sums[name, label]:
@@ -300,14 +302,18 @@ class RequestViews:
         for each in rows:
             record = describe_row(each)
             self._compare("tree --json", _describe_shape(nodes[each.node]["response"]), record)
-            label = f" {each.node} {nodes[each.node]['kind']} "
+            kind = "resent" if each.is_resent else nodes[each.node]["kind"]
+            label = f" {each.node} {kind} "
             (line,) = (line for line in lines if label in line)
             self._compare_texts("tree", line, _list_tree_texts(each))
         found = await analyze(self.store)
         all_rows = await self.store.responses()
         sums = {
             "total": len(all_rows),
-            "chained": sum(bool(each.anchor) for each in all_rows),
+            "chained": sum(bool(each.anchor) for each in all_rows if each.status != "refused"),
+            "refused": sum(each.status == "refused" for each in all_rows),
+            "resent": sum(each.is_resent for each in all_rows),
+            "failed": sum(is_failed(each) for each in all_rows),
             "sent_bytes": sum(each.sent_bytes for each in all_rows),
             "saved_bytes": sum(each.full_bytes - each.sent_bytes for each in all_rows),
             "sent_blocks": sum(each.sent_blocks for each in all_rows),
@@ -364,6 +370,12 @@ class LogCollector(logging.Handler):
             self.records.append({"message": record.getMessage(), **fields})
 
 
+def is_failed(row: RequestRecord) -> bool:
+    """Return whether a question failed with this request."""
+    ended = ("completed", "lost", "running", "cancelled")
+    return row.status not in ended and not row.is_resent
+
+
 def describe_row(row: RequestRecord) -> Facts:
     """Return what the stored row of a request says about it."""
     return {
@@ -401,8 +413,10 @@ def _list_card_texts(row: RequestRecord) -> dict[str, bool]:
     sent = f"{pluralize(row.sent_blocks, 'block')}, {format_size(row.sent_bytes)}"
     reason = describe_full_send(row.mode, row.reason, has_candidates=bool(row.rejected))
     return {
-        f"Chained on {row.anchor}: sent {sent}.": bool(row.anchor),
-        f"Sent in full ({sent}): {reason}.": not row.anchor,
+        f"Chained on {row.anchor}: sent {sent}.": bool(row.anchor) and not row.is_refused,
+        f"Sent in full ({sent}): {reason}.": not row.anchor and not row.is_refused,
+        f"Refused by the server: a request of {sent}": row.is_refused,
+        "It was sent again in another request.": row.is_resent,
         f"{format_size(row.sent_bytes)} instead of {format_size(row.full_bytes)}": (
             row.sent_bytes != row.full_bytes
         ),

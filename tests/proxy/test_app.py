@@ -138,13 +138,17 @@ async def test_requests_are_recorded_in_a_store(
         rows, totals = await store.list_proxied(), await store.sum_proxied()
         first, rejected = [await store.get_proxied(rows[at].id) for at in (-1, 2)]
     assert [(row.plan, row.status, row.healed) for row in rows] == [
-        ("new chain", 400, ""),
+        ("refused", 400, ""),
         ("sent in full", 200, "rejected"),
-        ("chained", 400, ""),
+        ("refused", 400, ""),
         ("chained", 200, ""),
         ("new chain", 200, ""),
     ]
-    assert (totals.requests, totals.chained, totals.healed) == (4, 1, 1)
+    assert (totals.requests, totals.chained, totals.refused, totals.healed) == (4, 1, 2, 1)
+    codes = ["decimal_above_max_value", "", "previous_response_not_found", "", ""]
+    assert [row.error_code for row in rows] == codes
+    assert ["temperature" in row.error for row in rows] == [True, False, False, False, False]
+    assert "not found" in rejected.error
     assert totals.sent_bytes == sum(row.sent_bytes for row in rows)
     assert totals.full_bytes == sum(row.full_bytes for row in rows if not row.is_resent)
     assert (first.request is not None, first.response is not None) == (keep_bodies, keep_bodies)

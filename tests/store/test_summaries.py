@@ -46,6 +46,27 @@ async def create_conversation(
     return await store.conversation(row.id)
 
 
+async def test_request_that_was_sent_again_is_no_failure(store: Store) -> None:
+    """A refused request that was sent again is no failure of the question; if nothing followed, it is pending."""
+    row = await store.create("Healed")
+    root = await store.node(row, row.head)
+    question = await store.append(row, root, [user("Hello")], kind="asked")
+    facts: dict[str, Any] = {
+        "provider": "p",
+        "scope": "s",
+        "status": "refused",
+        "error_code": "gone",
+    }
+    resent = RequestRecord(**facts, is_resent=True)
+    await store.append(row, question, [], kind="failed", response=resent)
+    (summary,), _ = await list_summaries(store)
+    assert (summary.failed, summary.unanswered) == (0, "pending")
+    assert await list_summaries(store, show="failed") == ([], 0)
+    await store.append(row, question, [], kind="failed", response=RequestRecord(**facts))
+    (summary,), total = await list_summaries(store, show="failed")
+    assert (summary.failed, summary.unanswered, total) == (1, "failed", 1)
+
+
 async def test_summary_contains_sums_of_its_conversation(store: Store) -> None:
     """A summary has the first question, last answer, tokens, cost, median duration and expiry, or none of them."""
     facts: dict[str, Any] = {"input_tokens": 10, "cached_tokens": 4, "output_tokens": 3}

@@ -132,7 +132,7 @@ async def test_change_of_any_node_column_is_found(store: Store) -> None:
 
 NUMBER_COLUMNS = {
     "conversation", "scope", "sent_blocks", "sent_bytes", "saved_blocks", "saved_bytes", "input_tokens",
-    "cached_tokens", "output_tokens", "reasoning_tokens", "stored", "block_count", "depth", "barrier",
+    "cached_tokens", "output_tokens", "reasoning_tokens", "stored", "is_resent", "block_count", "depth", "barrier",
     "predicted_cached_tokens", "cache_write_tokens", "more_rejected", "start", "results_by_id",
     "results_by_fallback", "results_unmatched", "cost", "first_token_seconds",
     "seconds", "created_at", "expires_at", "root_created_at", "cache_savings",

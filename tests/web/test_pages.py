@@ -160,17 +160,31 @@ def test_healed_and_lost_responses_are_shown(tmp_path: Path) -> None:
         body = {"text": "Second", "stream": True}
         assert page.client.post(f"/api/conversations/{name}/turns", json=body).is_success
         nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
-        assert [node["marks"] for node in nodes] == [["lost"], ["failed"], ["full", "head"]]
+        assert [node["marks"] for node in nodes] == [["lost"], ["resent"], ["full", "head"]]
         lost, rejected, healed = (
             page.client.get(f"/conversations/{name}/plans/{node['node']}").text for node in nodes
         )
         assert "cannot use it: the server no longer has this response" in page_text(lost)
         assert "previous_response_id" in rejected
         assert "status 400" in rejected
+        assert "Refused by the server: a request of 1 block" in page_text(rejected)
+        assert "not found" in page_text(rejected)
+        (refused,) = [node["response"] for node in nodes if node["marks"] == ["resent"]]
+        assert (refused["status"], refused["is_resent"]) == ("refused", True)
+        assert refused["error_code"] == "previous_response_not_found"
+        attempt = page.client.get(f"/conversations/{name}?at={nodes[1]['node']}").text
+        assert "This request was sent again." in attempt
+        assert 'data-do="retry"' not in attempt
         assert "The server no longer had the earlier response" in page_text(healed)
         assert "&#34;model&#34;: &#34;practice&#34;" in healed
         assert "event: response.completed" in healed
-        assert "healed: gone" in page.client.get("/dashboard").text
+        dashboard = page.client.get("/dashboard").text
+        assert "healed: gone" in dashboard
+        assert "1 refused" in dashboard
+        (overview,) = page.get("/api/conversations")["data"]
+        assert (overview["status"], overview["failed"]) == ("active", 0)
+        found = page.get("/api/analytics")["requests"]
+        assert (found["failed"], found["refused"], found["resent"]) == (0, 1, 1)
 
 
 async def _run_refine(service: ConversationService) -> str:
@@ -268,7 +282,7 @@ def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
         assert "No requests yet" in page.client.get("/requests").text
         page.run(fill)
         text = page_text(page.client.get("/requests").text)
-        assert "3 requests: 1 chained, 1 healed" in text
+        assert "3 requests: 1 chained, 0 refused, 1 healed" in text
         assert "no_anchor" in text
         assert "on r1" in page_text(page.client.get("/requests/1").text)
         healed = page.client.get("/requests/2").text

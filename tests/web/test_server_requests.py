@@ -32,7 +32,13 @@ def test_requests_by_other_programs_are_listed(empty_page: PageServer) -> None:
     assert [row["plan"] for row in chained] == ["chained", "chained", "new chain"]
     assert [(row["sent_blocks"], row["full_blocks"]) for row in chained] == [(1, 5), (1, 3), (1, 1)]
     assert all(row["sent_bytes"] < row["full_bytes"] for row in chained[:2])
-    assert rejected["status"] == 400
+    assert (rejected["status"], rejected["plan"], rejected["is_refused"]) == (400, "refused", True)
+    assert requests["refused"] == 1
+    assert rejected["error_code"] == "invalid_type"
+    assert "input" in rejected["error"]
+    card = page_text(empty_page.client.get(f"/requests/{rejected['id']}").text)
+    assert f"400 {rejected['error_code']}" in card
+    assert page_text(rejected["error"]) in card.replace("&#39;", "'")
     assert chat["upstream"].endswith("/v1/chat/completions")
     request = empty_page.get(f"/api/requests/{chained[1]['id']}")
     assert (request["before"], request["after"]) == ([chained[2]["id"]], [chained[0]["id"]])
@@ -44,7 +50,7 @@ def test_requests_by_other_programs_are_listed(empty_page: PageServer) -> None:
     full = page_text(empty_page.client.get(f"/requests/{chained[2]['id']}").text)
     assert "the input continues no earlier response" in full
     listed = page_text(empty_page.client.get("/requests").text)
-    assert "5 requests: 2 chained" in listed
+    assert "5 requests: 2 chained, 1 refused" in listed
     assert "new chain new" not in listed
     for digits in (30, 5_000):  # above the numbers of a database
         html = empty_page.client.get(f"/requests?before={'9' * digits}").text

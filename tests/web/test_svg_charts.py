@@ -62,11 +62,11 @@ def test_breakdown_rows_add_up_to_total() -> None:
     stats = Analytics(
         analytics.Selection(), requests, analytics.Chains(), analytics.Branching(),
         tokens, cost, Latency(),
-        (ModelStats("openai", "gpt", 10, 9, 1, Latency(), tokens, cost),),
+        (ModelStats("openai", "gpt", 10, 9, 1, 0, Latency(), tokens, cost),),
     )  # fmt: skip
     listed = [
-        ConversationStats("c<1>", "", 6, 6, 0, 5, 1, 1, Tokens(60, 0, 30, 0), Cost(2.0, 6)),
-        ConversationStats("c2", "Two", 2, 1, 1, 1, 1, 1, Tokens(20, 0, 10, 0), Cost(0, 0, 2)),
+        ConversationStats("c<1>", "", 6, 6, 0, 0, 0, 5, 1, 1, Tokens(60, 0, 30, 0), Cost(2.0, 6)),
+        ConversationStats("c2", "Two", 2, 1, 1, 0, 0, 1, 1, 1, Tokens(20, 0, 10, 0), Cost(0, 0, 2)),
     ]
     breakdowns = build_breakdowns(stats, listed)
     assert [name for name, _, _ in breakdowns["Model"]] == ["openai:gpt", "Total"]

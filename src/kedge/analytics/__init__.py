@@ -296,7 +296,9 @@ def count_requests(
     tx: Tx, selection: Selection, groups: Sequence[ResponseGroup], conversations: int
 ) -> Requests:
     """Count requests by their outcome."""
-    outcomes, chained = sum_outcomes(groups), sum_sends(groups)["chained"]
+    outcomes = sum_outcomes(groups)
+    sends = sum_sends(groups)
+    accepted = outcomes["requests"] - sends["refused"]
     ((forgotten,),) = build_condition(tx, selection).select(
         tx,
         "SELECT COUNT(*) FROM incidents i JOIN responses r ON r.node = i.node "
@@ -307,14 +309,16 @@ def count_requests(
         conversations=conversations,
         succeeded=outcomes["succeeded"],
         failed=outcomes["failed"],
-        chained=chained,
-        full=outcomes["requests"] - chained,
+        resent=outcomes["resent"],
+        refused=sends["refused"],
+        chained=sends["chained"],
+        full=accepted - sends["chained"],
         statuses=_count_by("status", groups),
         modes=_count_by("mode", groups),
+        failures=_count_by("status", [each for each in groups if each.has_failed]),
         sends=_count_by("send_name", groups),
         fallbacks=_count_by("reason", [each for each in groups if each.is_fallback]),
         healed=_count_by("healed", [each for each in groups if each.healed]),
-        rejections=sum(each.responses for each in groups if each.status == "refused"),
         forgotten=int(forgotten),
         without_id=sum(each.responses for each in groups if each.is_answered and not each.has_id),
         **_sum_members(groups, *_SIZES),
@@ -327,14 +331,20 @@ def sum_outcomes(groups: Sequence[ResponseGroup]) -> dict[str, Any]:
         "requests": sum(each.responses for each in groups),
         "succeeded": sum(each.responses for each in groups if each.is_answered),
         "failed": sum(each.responses for each in groups if each.has_failed),
+        "resent": sum(each.responses for each in groups if each.is_resent),
         "tokens": sum_tokens(groups),
     }
 
 
 def sum_sends(groups: Sequence[ResponseGroup]) -> dict[str, Any]:
-    """Return how many requests were chained, and the bytes that were sent and saved."""
+    """Return how many requests were chained or refused, and the bytes that were sent and saved."""
     chained = sum(each.responses for each in groups if each.is_chained)
-    return {"chained": chained, **_sum_members(groups, "sent_bytes", "saved_bytes")}
+    refused = sum(each.responses for each in groups if each.is_refused)
+    return {
+        "chained": chained,
+        "refused": refused,
+        **_sum_members(groups, "sent_bytes", "saved_bytes"),
+    }
 
 
 def _sum_members(groups: Iterable[ResponseGroup], *names: str) -> dict[str, Any]:

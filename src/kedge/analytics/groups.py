@@ -105,13 +105,18 @@ class ResponseGroup(ResponseSums, frozen=True):
 
     @property
     def send_name(self) -> str:
-        """How the requests were sent."""
-        return name_send(self.reason)
+        """How the requests were sent, or that they were refused."""
+        return name_send(self.reason, is_refused=self.is_refused)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server refused the requests, so that they continued nothing."""
+        return self.status == "refused"
 
     @property
     def has_failed(self) -> bool:
-        """Whether the requests failed."""
-        return has_failed(self.status)
+        """Whether the requests failed for good: they were not sent again."""
+        return has_failed(self.status, is_resent=bool(self.is_resent))
 
 
 class DayRange(Struct, frozen=True):

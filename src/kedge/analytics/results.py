@@ -39,31 +39,40 @@ class Count:
     count: int
 
 
+def compute_success_rate(succeeded: int, requests: int, resent: int) -> float | None:
+    """Return the share of answered requests among those that were not sent again; ``None`` if there are none."""
+    final = requests - resent
+    return succeeded / final if final else None
+
+
 @dataclass(frozen=True, slots=True)
 class Requests:
     """Requests by their outcome.
 
-    ``succeeded`` requests were answered. ``failed`` ones were rejected, failed, were cut off or are incomplete; a
-    request that the user stopped, or that is not finished, is neither. ``chained`` requests were sent on an
-    anchor, ``full`` ones with the complete context. ``sends`` has how requests were sent: ``chained``, ``new chain``,
-    ``stateless`` or ``sent in full``. ``fallbacks`` are the last of these, by reason: requests in full although there
-    was an anchor. ``rejections`` are requests that a server rejected, ``healed`` or not. ``forgotten`` are answers
-    that a server generated without the stored context. ``without_id`` are answers without an id, on which no request
-    can be chained.
+    ``succeeded`` requests were answered. ``failed`` ones were refused, failed, were cut off or are incomplete, and
+    were not sent again; ``failures`` counts them by status. ``resent`` ones failed, or were answered without their
+    context, and were sent again, ``healed`` or by a retry. A request that the user stopped, or that is not finished,
+    is none of these. ``refused`` requests are all that a server rejected, sent again or not. Of the others,
+    ``chained`` ones were sent on an anchor, ``full`` ones with the complete context. ``sends`` has how requests were
+    sent: ``chained``, ``new chain``, ``stateless`` or ``sent in full``, or that they were ``refused``. ``fallbacks``
+    are requests in full although there was an anchor, by reason. ``forgotten`` are answers that a server generated
+    without the stored context. ``without_id`` are answers without an id, on which no request can be chained.
     """
 
     total: int = 0
     conversations: int = 0
     succeeded: int = 0
     failed: int = 0
+    resent: int = 0
+    refused: int = 0
     chained: int = 0
     full: int = 0
     statuses: tuple[Count, ...] = ()
+    failures: tuple[Count, ...] = ()
     modes: tuple[Count, ...] = ()
     sends: tuple[Count, ...] = ()
     fallbacks: tuple[Count, ...] = ()
     healed: tuple[Count, ...] = ()
-    rejections: int = 0
     forgotten: int = 0
     without_id: int = 0
     sent_blocks: int = 0
@@ -85,13 +94,14 @@ class Requests:
 
     @property
     def success_rate(self) -> float | None:
-        """The share of requests that were answered; ``None`` if there were none."""
-        return self.succeeded / self.total if self.total else None
+        """The share of requests that were answered, without those that were sent again; ``None`` if there were none."""
+        return compute_success_rate(self.succeeded, self.total, self.resent)
 
     @property
     def chained_share(self) -> float | None:
-        """The share of requests that were sent on an anchor."""
-        return self.chained / self.total if self.total else None
+        """The share of requests that were sent on an anchor, without those that were refused."""
+        accepted = self.chained + self.full
+        return self.chained / accepted if accepted else None
 
     @property
     def saved_share(self) -> float | None:
@@ -206,14 +216,15 @@ class ModelStats:
     requests: int
     succeeded: int
     failed: int
+    resent: int
     latency: Latency
     tokens: Tokens
     cost: Cost
 
     @property
     def success_rate(self) -> float | None:
-        """The share of requests that were answered."""
-        return self.succeeded / self.requests if self.requests else None
+        """The share of requests that were answered, without those that were sent again."""
+        return compute_success_rate(self.succeeded, self.requests, self.resent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +236,8 @@ class ConversationStats:
     requests: int
     succeeded: int
     failed: int
+    resent: int
+    refused: int
     chained: int
     sent_bytes: int
     saved_bytes: int
@@ -257,6 +270,8 @@ class Bucket:
     requests: int = 0
     succeeded: int = 0
     failed: int = 0
+    resent: int = 0
+    refused: int = 0
     chained: int = 0
     fallbacks: int = 0
     healed: int = 0

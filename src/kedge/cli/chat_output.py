@@ -22,7 +22,6 @@ from kedge.errors import KedgeError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
 from kedge.events.request_record import RequestRecord
 from kedge.events.run import FellBack, Healed, OutputRejected, ServerForgot, ToolFinished
-from kedge.planning.plan import name_send
 from kedge.text.display import (
     HEALING_TEXTS,
     MAX_MARKDOWN_WORK,
@@ -184,7 +183,7 @@ def format_status(records: Records) -> str:
     count = f", {len(records)} requests" if len(records) > 1 else ""
     blocks = f"sent {sent} of {pluralize(full, 'block')}"
     saved = f"{format_size(sent_bytes)} of {format_size(full_bytes)}"
-    return f"[{name_send(last.reason)}{anchor}, {blocks}, {saved}{count}]"
+    return f"[{last.send_name}{anchor}, {blocks}, {saved}{count}]"
 
 
 ChatOutput = TextOutput | JsonOutput

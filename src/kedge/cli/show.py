@@ -207,6 +207,7 @@ def _print_blocks(sign: str, color: str, blocks: tuple[turns.Block, ...]) -> Non
 EXCERPT_LENGTH = 60
 MAX_LANE_WIDTH = 15
 """The number of aligned columns of lanes; wider rows are not aligned."""
+RESENT_SIGN = "↻"
 NODE_SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆", "merged": "◆"}
 MARK_COLORS: Mapping[trees.Mark, str] = {
     "expired": "yellow",
@@ -301,7 +302,10 @@ def draw_graph(tree: trees.StoredTree, limit: int = 0) -> Iterator[tuple[str, No
         node = nodes[row.node.id]
         if node.id not in newest:
             continue
-        yield "│ " * row.lane + NODE_SIGNS.get(node.kind, "●"), node
+        response = tree.responses.get(node.id)
+        is_resent = response is not None and response.is_resent
+        sign = RESENT_SIGN if is_resent else NODE_SIGNS.get(node.kind, "●")
+        yield "│ " * row.lane + sign, node
         if index in joins and node.parent in newest:
             yield "│ " * (row.lane - 1) + "├─┘", None
 
@@ -343,7 +347,8 @@ def describe_mark(mark: trees.Mark, reason: str) -> str:
 
 def _format_node(tree: AnnotatedTree, node: Node, now: float) -> str:
     response = tree.tree.responses.get(node.id)
-    parts = [dim(str(node.id)), node.kind]
+    is_resent = response is not None and response.is_resent
+    parts = [dim(str(node.id)), "resent" if is_resent else node.kind]
     if response and response.provider_response_id:
         parts.append(dim(sanitize_text(shorten_id(response.provider_response_id))))
     if response and response.sent_bytes:

@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from math import isfinite
 from typing import Any, cast
@@ -68,10 +68,7 @@ class ErrorBuilder(msgspec.Struct, frozen=True):
     def redact(self, text: str) -> str:
         """Return a text of the server without the API key and other credentials."""
         keys = [key for key in (self.api_key, *self.secrets) if isinstance(key, str)]
-        for key in sorted(keys, key=len, reverse=True):  # a shorter one may be part of a longer one
-            if len(key) > 3 and key != PLACEHOLDER_KEY:
-                text = text.replace(key, "***")
-        return text
+        return hide_credentials(text, keys)
 
     def find_cause(self, exc: Exception) -> Exception | None:
         """Return the exception if no text that a traceback would show contains the key."""
@@ -126,6 +123,15 @@ class ErrorBuilder(msgspec.Struct, frozen=True):
             retry_after=parse_retry_after(headers) if retryable else None,
             **fields,
         )
+
+
+def hide_credentials(text: str, credentials: Iterable[str]) -> str:
+    """Return a text of a server without the credentials of the request, which some servers repeat."""
+    # A shorter one may be part of a longer one.
+    for credential in sorted(credentials, key=len, reverse=True):
+        if len(credential) > 3 and credential != PLACEHOLDER_KEY:
+            text = text.replace(credential, "***")
+    return text
 
 
 def find_secrets(headers: Mapping[str, Any]) -> tuple[str, ...]:

@@ -153,7 +153,9 @@ async def run_until_valid(
                 raise
             prompted_models.add(model)
             record_healing("format", "")
-            yield run_events.Healed("format", status=error.status)
+            yield run_events.Healed(
+                "format", status=error.status, code=error.reported_code, message=str(error)
+            )
             continue
         if find_running(turn) or any(each.kind == "unanswered" for each in find_problems(turn)):
             yield TurnFinished(turn)  # the caller waits, or runs these calls, and sends it again

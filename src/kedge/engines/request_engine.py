@@ -361,8 +361,16 @@ class RequestEngine(Engine):
         lost = await self._heal(session, failure)
         record_healing(failure.reason, "".join(lost))
         changed = session.report_mode(mode, failure.reason) if session.mode != mode else ()
-        facts = error.response_id, error.usage, error.status
-        return [run_events.Healed(failure.reason, lost, *facts), *changed]
+        healed = run_events.Healed(
+            failure.reason,
+            lost,
+            response_id=error.response_id,
+            usage=error.usage,
+            status=error.status,
+            code=error.reported_code,
+            message=str(error),
+        )
+        return [healed, *changed]
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan for sending the Turn now, without sending it.

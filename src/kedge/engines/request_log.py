@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import starmap
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -29,9 +29,8 @@ from kedge.planning import RequestPlan, find_running, get_state, prefix_digest
 from kedge.planning.anchors import is_unusable_status
 from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, PromptHead
 from kedge.planning.explain import describe_rejection
-from kedge.planning.plan import is_fallback_reason, name_send
+from kedge.planning.plan import is_fallback_reason
 from kedge.security.bounded_dict import BoundedDict
-from kedge.text.display import HEALING_TEXTS
 from kedge.turns import ToolResultBlock, Turn
 from kedge.turns.frozen_json import EMPTY, to_encodable
 
@@ -42,13 +41,25 @@ if TYPE_CHECKING:
 log = get_logger("kedge.engines")
 
 MAX_ERROR_LENGTH = 500
+MAX_CODE_LENGTH = 100
 MAX_REMEMBERED_PROMPTS = 256
 
 CostFunction = Callable[[RequestRecord], float | None]
 """Returns the cost of a response, or None if it is not known."""
 
 Status = request_record.ResponseStatus
-Failure = run_events.AttemptFailed | run_events.Healed | EngineError
+FailureSource = run_events.AttemptFailed | run_events.Healed | EngineError
+
+
+class _Failure(NamedTuple):
+    """How a request ended without an answer."""
+
+    status: Status
+    message: str = ""
+    code: str = ""
+
+
+_REPLACED = "replaced by a middleware"
 _TOKEN_MEMBERS = (
     "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cache_write_tokens",
 )  # fmt: skip
@@ -126,11 +137,11 @@ class RequestLog:
                     self._start(plan)
                 self._end(self.complete(outcome, turn))
             case run_events.AttemptFailed(error):
-                problem = f"{error.__name__}; the request was sent again"
-                self._fail(_classify_error(error), problem, event)
+                failure = _Failure(_classify_error(error), event.message, event.code)
+                self._fail(failure, event, is_resent=True)
             case run_events.Healed(reason):
-                status = "refused" if 400 <= (event.status or 0) < 500 else "failed"
-                self._fail(status, HEALING_TEXTS[reason], event)
+                failure = _Failure(_classify_healing(event), event.message, event.code)
+                self._fail(failure, event, is_resent=True)
                 self._healed = reason
             case _ if record and isinstance(event, run_events.VISIBLE_EVENTS):
                 is_first, self.has_output = not self.has_output, True
@@ -142,15 +153,14 @@ class RequestLog:
 
     def record_error(self, error: EngineError) -> None:
         """Complete the record of a request that failed."""
-        message = self.filters.edit_text(str(error))[:MAX_ERROR_LENGTH]
         is_running = self._in_background and error.turn and find_running(error.turn)
         status = "running" if is_running else _classify_error(type(error))
-        self._fail(status, message, error)
+        self._fail(_Failure(status, str(error), error.reported_code), error)
 
     def stop(self) -> None:
         """Complete the record of a request whose answer is not read to its end; in the background it continues."""
         if self._open:
-            self._fail("running" if self._in_background else "cancelled", "")
+            self._fail(_Failure("running" if self._in_background else "cancelled"))
 
     @property
     def _in_background(self) -> bool:
@@ -188,8 +198,10 @@ class RequestLog:
         )
 
     def _start(self, plan: RequestPlan) -> None:
-        if self._open:  # a middleware has caught its error, or did not read its answer
-            self._fail("running" if self._in_background else "failed", "replaced by a middleware")
+        if self._in_background:
+            self._fail(_Failure("running", _REPLACED))
+        elif self._open:  # a middleware has caught its error, or did not read its answer
+            self._fail(_Failure("failed", _REPLACED), is_resent=True)
         self._started_at, self.has_output = time.perf_counter(), False
         self._is_sent_earlier = False
         matches, sent_blocks = plan.count_results(), plan.delta_blocks
@@ -216,12 +228,21 @@ class RequestLog:
         )
         self._healed, self._unmatched = "", 0
 
-    def _fail(self, status: Status, error: str, source: Failure | None = None) -> None:
-        if self._open is not None:
-            members = {"status": status, "error": error}
-            if source and source.response_id:
-                members["provider_response_id"] = source.response_id
-            self._end(self._finish(members, source.usage if source else None))
+    def _fail(
+        self, failure: "_Failure", source: FailureSource | None = None, *, is_resent: bool = False
+    ) -> None:
+        """Complete the record of the current request, if there is one, with a failure and what its source knows."""
+        if self._open is None:
+            return
+        members: dict[str, Any] = {
+            "status": failure.status,
+            "error": self.filters.edit_text(failure.message)[:MAX_ERROR_LENGTH],
+            "error_code": self.filters.edit_text(failure.code)[:MAX_CODE_LENGTH],
+            "is_resent": is_resent,
+        }
+        if source and source.response_id:
+            members["provider_response_id"] = source.response_id
+        self._end(self._finish(members, source.usage if source else None))
 
     def _end(self, record: RequestRecord) -> None:
         is_deferred = self.is_shared and self._in_background
@@ -315,6 +336,18 @@ def filter_json(value: Any, filters: ContentFilters) -> Any:
             return value
 
 
+def _classify_healing(event: run_events.Healed) -> Status:
+    """Return the status of a request that is sent again: refused, or answered in a way that cannot be used."""
+    if event.status is not None:
+        return "refused" if 400 <= event.status < 500 else "failed"
+    # A stream reports a rejection as an event, without a status.
+    return "refused" if event.reason in _REJECTION_REASONS else "failed"
+
+
+_REJECTION_REASONS = frozenset({"gone", "unsupported", "reasoning", "include", "empty_input"})
+"""The reasons for healing that are always rejections; for the others, the answer may lack its context."""
+
+
 def _classify_error(error: type[EngineError]) -> Status:
     if issubclass(error, RequestRefused):
         return "refused"
@@ -338,7 +371,7 @@ _SENT_MEMBERS = (
 )  # fmt: skip
 _LOGGED_MEMBERS = (
     "provider", "model", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost", "status",
-    "seconds",
+    "error_code", "is_resent", "seconds",
 )  # fmt: skip
 """The members of a record that are fields of its log record."""
 
@@ -392,8 +425,13 @@ def count_request(record: RequestRecord, chain_depth: int) -> None:
 
 def count_sent(record: "RequestRecord | ChainedRequest", full_bytes: int, *further: Value) -> None:
     """Count what was sent of a request, beside the size of the complete one, and record further values."""
+    kind = "stateless"
+    if record.is_refused:
+        kind = "refused"
+    elif record.anchor:
+        kind = "chained"
     measure_all(
-        (f"responses_{'chained' if record.anchor else 'stateless'}_requests_total", 1, ()),
+        (f"responses_{kind}_requests_total", 1, ()),
         ("responses_delta_blocks_count", record.sent_blocks, ()),
         ("responses_bytes_sent_total", record.sent_bytes, ()),
         ("responses_bytes_full_total", full_bytes, ()),
@@ -417,8 +455,10 @@ def log_request(record: RequestRecord) -> None:
     """Write the log record of a request that has ended, with all figures."""
     members, text, values = _LOGGED_MEMBERS, "request %s", (record.status,)
     if record.is_known:
-        members, text = (*members, *_SENT_MEMBERS), f"{text}: %s, %d of %d bytes"
-        values += (name_send(record.reason), record.sent_bytes, record.full_bytes)
+        members = (*members, *_SENT_MEMBERS)
+        sent = "" if record.is_refused else f"{record.send_name}, "
+        text = f"{text}: {sent}%d of %d bytes"
+        values += (record.sent_bytes, record.full_bytes)
     fields = {name: getattr(record, name) for name in members}
     log.info(text, *values, **fields, response_id=record.provider_response_id)
 
@@ -426,7 +466,7 @@ def log_request(record: RequestRecord) -> None:
 def record_error(error: EngineError) -> None:
     """Record that the server rejected a request, failed, or could not be reached."""
     kind = type(error).__name__
-    code = error.code or str(error.status or kind)
+    code = error.reported_code or kind
     known = not error.code or error.code in KNOWN_CODES
     count("responses_rejected_total", code=code if known else "other")
     log.error("request failed: %s, %s", kind, code, request_id=error.request_id)

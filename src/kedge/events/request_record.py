@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from kedge.events.types import Usage
 from kedge.planning import AnchorRecord, TokenCounts, find_running, get_state, set_state
+from kedge.planning.plan import name_send
 from kedge.turns import Turn
 
 ResponseStatus = Literal[
@@ -75,6 +76,11 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     status: ResponseStatus = "completed"
     error: str = ""
+    """The error as text, without secrets; empty for an answer."""
+    error_code: str = ""
+    """The server's error code, or else the HTTP status; empty for an answer, and without a response."""
+    is_resent: bool = False
+    """Whether the request failed and was sent again, so that its failure is not that of the question."""
     created_at: float = 0.0
     expires_at: float | None = None
     stored: bool = True
@@ -116,6 +122,16 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     def is_known(self) -> bool:
         """Whether the record says what was sent; not if an answer was fetched without a record of its request."""
         return bool(self.mode)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server refused the request, so that it continued nothing."""
+        return self.status == "refused"
+
+    @property
+    def send_name(self) -> str:
+        """How the request was sent, or that it was refused; see `name_send`."""
+        return name_send(self.reason, is_refused=self.is_refused)
 
     @property
     def full_bytes(self) -> int:

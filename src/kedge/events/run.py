@@ -82,9 +82,11 @@ class Healed(Event, frozen=True):
         reason: Why it is sent again.
         lost: The responses that the server no longer has.
         response_id: The id of the response that is discarded, if the server sent one. Events that differ only in
-            this, the usage or the status are equal.
+            this or the next members are equal.
         usage: Token counts of that response, if the server sent any.
         status: The HTTP status of the rejection; None if the server answered the request.
+        code: The server's error code, or the HTTP status; empty if the server answered the request.
+        message: The error that is raised if the request cannot be sent again, as text.
     """
 
     reason: HealReason
@@ -92,6 +94,8 @@ class Healed(Event, frozen=True):
     response_id: str = ""
     usage: Usage | None = None
     status: int | None = None
+    code: str = ""
+    message: str = ""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Healed) and (self.reason, self.lost) == (other.reason, other.lost)
@@ -122,6 +126,8 @@ class AttemptFailed(Event, frozen=True):
         plan: The plan of the failed request, if there is one.
         response_id: The id of its response, if the server sent one.
         usage: Token counts of its response, if the server sent any.
+        code: The server's error code, or the HTTP status; empty if there was no response.
+        message: The error as text.
     """
 
     hidden = ("plan",)
@@ -131,6 +137,8 @@ class AttemptFailed(Event, frozen=True):
     plan: RequestPlan | None = None
     response_id: str = ""
     usage: Usage | None = None
+    code: str = ""
+    message: str = ""
 
 
 class AnswerFinished(Event, frozen=True):

@@ -267,8 +267,9 @@ async def send(io: _Operations, request: Any) -> Any:
         if exchange.needs_probe:
             await _probe(io, request, exchange)
         return await _attempt(io, request, exchange) or await _attempt(io, request, exchange)
-    except BaseException:  # the request failed or was cancelled
-        _try("a response could not be recorded", partial(exchange.end, early=True))
+    except BaseException as error:  # the request failed or was cancelled
+        end = partial(exchange.end, early=True, problem=type(error).__name__)
+        _try("a response could not be recorded", end)
         raise
 
 

@@ -17,8 +17,13 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from kedge.arguments import check_positive_int, validate_seconds
-from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS
-from kedge.engines.request_log import record_healing, record_lost_context
+from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS, find_secrets
+from kedge.engines.request_log import (
+    MAX_CODE_LENGTH,
+    MAX_ERROR_LENGTH,
+    record_healing,
+    record_lost_context,
+)
 from kedge.engines.stored_items import Audit, JsonSource, audit_blocks
 from kedge.engines.transport import READABLE_CODINGS, resolve_limit
 from kedge.events import Outcome
@@ -142,7 +147,10 @@ class Chainer:
         decision = self._decide(parsed, scope, headers, check)
         rewritten = decision if isinstance(decision, Rewritten) else None
         reason = "" if isinstance(decision, Rewritten) else decision
-        return Exchange(self, scope, content, parsed, check, rewritten, reason, pending)
+        credentials = (*find_secrets(headers), *(value for _, value in _list_secret_params(parts)))
+        return Exchange(
+            self, scope, content, parsed, check, rewritten, reason, pending, credentials=credentials
+        )
 
     def _decide(
         self, parsed: ParsedRequest, scope: str, headers: Mapping[str, str], check: MemoryCheck
@@ -184,8 +192,7 @@ class Chainer:
         values = {**headers, "cookie": _drop_routing_cookies(headers.get("cookie", ""))}
         secret = "\0".join(f"{name}={values.get(name, '')}" for name in CREDENTIAL_HEADERS)
         secret += "".join(f"\0{name}={values[name]}" for name in GATEWAY_HEADERS if name in values)
-        query = parse_qsl(parts.query) if parts.query else []
-        secret += "".join(f"\0?{k}={v}" for k, v in query if k.lower() in CREDENTIAL_PARAMS)
+        secret += "".join(f"\0?{k}={v}" for k, v in _list_secret_params(parts))
         secret += f"\0{user}" if user else ""
         account = hashlib.blake2b(secret.encode(), key=self.index.hash_key, digest_size=16)
         owners = [headers.get(name, "") for name in ACCOUNT_HEADERS]
@@ -211,6 +218,7 @@ class Exchange:
         reason: Why the request is sent as written; empty if it was rewritten.
         pending: The entry of the response that is fetched, for a `GET`; such a request is not reported.
         healed: The reason if the original body was sent after a rewritten one; otherwise empty.
+        credentials: The credentials of the request, which records must not contain.
         sent: The requests on the wire that have ended: their record, their body and the retained bytes of the response.
         observer: The observer of the response, unless there is none yet.
         retained_bytes: The bytes of the response that the observer retains.
@@ -227,6 +235,7 @@ class Exchange:
     reason: str
     pending: IndexedResponse | None = None
     healed: str = ""
+    credentials: Sequence[str] = ()
     retained_bytes: int = 0
     sent: list[tuple[ChainedRequest, bytes, bytearray]] = field(default_factory=list, init=False)
     body: bytes | None = field(default=None, init=False)
@@ -235,6 +244,7 @@ class Exchange:
     _rejected: tuple[Rewritten, str, float] | None = field(default=None, init=False)
     _judgment: Judgment | None = field(default=None, init=False)
     _outcome: Outcome | None = field(default=None, init=False)
+    _problem: str = field(default="", init=False)
     _started: float = field(default_factory=time.perf_counter, init=False)
 
     @property
@@ -298,15 +308,17 @@ class Exchange:
             streaming=self.parsed.streaming,
             retained_bytes=self.retained_bytes,
             max_bytes=self.chainer.max_response_bytes,
+            credentials=self.credentials,
         )
         return self.observer
 
-    def end(self, *, early: bool = False) -> None:
+    def end(self, *, early: bool = False, problem: str = "") -> None:
         """Record a response that was read to its end, or report a request without one. Later calls have no effect.
 
         Args:
             early: Whether the program has stopped reading, or the request failed. Clients may stop at the last
                 event, and a response that is generated in the background is also generated without a reader.
+            problem: The type of the exception for which there is no response.
         """
         observer = self.observer
         if self.is_finished:
@@ -320,6 +332,7 @@ class Exchange:
                 observer.resend(judgment.reason)
             observer.release()
         if early or observer is None or observer.verdict != "resend":
+            self._problem = problem
             self._finish(outcome)
 
     def heal(self) -> None:
@@ -379,11 +392,19 @@ class Exchange:
     def _make_record(self, outcome: Outcome | None, **flags: bool) -> ChainedRequest:
         """Make the record of the request on the wire that has ended."""
         rewritten, blocks, ended = self.rewritten, len(self.parsed.blocks), time.perf_counter()
+        observer = self.observer
+        error = observer.error if observer else None
+        message = f"no response ({self._problem})" if self._problem and not observer else ""
+        if error:
+            message = error.message[:MAX_ERROR_LENGTH]
         usage = outcome.usage if outcome else None
         record = ChainedRequest(
             created_at=self.chainer.clock(),
             model=self.parsed.model,
-            status=self.observer.status if self.observer else 0,
+            status=observer.status if observer else 0,
+            is_refused=observer is not None and observer.is_refused,
+            error_code=error.reported_code[:MAX_CODE_LENGTH] if error else "",
+            error=message,
             anchor=self.anchor_id,
             response_id=outcome.response_id if outcome else "",
             sent_blocks=len(rewritten.sent) if rewritten else blocks,
@@ -396,7 +417,7 @@ class Exchange:
             **{name: getattr(usage, name, None) for name in COUNTED_TOKENS},
             **flags,
         )
-        received = self.observer.body_start if self.observer else bytearray()
+        received = observer.body_start if observer else bytearray()
         self.sent.append((record, self.content, received))
         self._started = ended
         return record
@@ -443,6 +464,12 @@ class Exchange:
             index.mark_lost(self.scope, entry.record.response_id)
             self.chainer.memory.record_issued(check, entry.record.response_id, known=True)
         return True
+
+
+def _list_secret_params(parts: SplitResult) -> list[tuple[str, str]]:
+    """Return the parameters of a URL that identify an account."""
+    query = parse_qsl(parts.query) if parts.query else []
+    return [(name, value) for name, value in query if name.lower() in CREDENTIAL_PARAMS]
 
 
 def _to_plan(anchor: AnchorRecord | None, sent: Sequence[Block]) -> RequestPlan:

@@ -2,13 +2,13 @@
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
 from kedge import events
 from kedge.engines.heal_rules import RequestSummary, classify_error, is_server_error
-from kedge.engines.http_errors import parse_error
+from kedge.engines.http_errors import hide_credentials, parse_error
 from kedge.engines.transport import (
     MAX_ERROR_BYTES,
     ResponseReader,
@@ -45,6 +45,7 @@ class ResponseObserver:
         streaming: Whether a stream was requested; some servers send it without its content type.
         retained_bytes: The bytes of the decompressed body that are retained.
         max_bytes: The maximum size of a response that is read; None for that of the environment.
+        credentials: The credentials of the request, which an error must not contain.
 
     Attributes:
         status: The HTTP status.
@@ -54,6 +55,7 @@ class ResponseObserver:
         rejection: How the server rejected the anchor; see `kedge.engines.heal_rules`.
         has_failed: Whether the response reports an error.
         has_server_error: Whether this is an error of the server.
+        error: The first error that the response reports, if there is one.
         is_partial: Whether this is the rest of a stream whose end does not list the complete output.
         body_start: The retained bytes.
     """
@@ -71,8 +73,11 @@ class ResponseObserver:
         streaming: bool = False,
         retained_bytes: int = 0,
         max_bytes: int | None = None,
+        credentials: Sequence[str] = (),
     ) -> None:
         self.status = status
+        self.error: RequestRefused | None = None
+        self._credentials = credentials
         self._is_error = self.has_failed = status >= 400
         self.has_server_error = is_server_error(status)
         self.verdict: Verdict = "waiting" if expected else "release"
@@ -126,6 +131,11 @@ class ResponseObserver:
             self.release()  # an error in the same chunk can still be healed
 
     @property
+    def is_refused(self) -> bool:
+        """Whether the server refused the request, by its status or in a stream by rejecting the anchor."""
+        return 400 <= self.status < 500 or bool(self.rejection and not self._has_output)
+
+    @property
     def is_complete(self) -> bool:
         """Whether the end of the response has been read; clients may stop reading there."""
         return self._decoder.ended if self._reader.is_stream else self._missing_bytes == 0
@@ -150,7 +160,9 @@ class ResponseObserver:
                 self.resend("forgot")
         elif isinstance(event, events.StreamFailed | events.ResponseFailed):
             # Gateways report errors of the upstream inside the stream.
-            error = RequestRefused(event.message, code=event.code)
+            message = hide_credentials(event.message, self._credentials)
+            code = hide_credentials(event.code, self._credentials)
+            error = RequestRefused(message, code=code)
             if isinstance(event, events.StreamFailed):
                 error.status, error.param = event.status, event.param
             self._has_output |= not self._fail(error)
@@ -162,6 +174,7 @@ class ResponseObserver:
     def _fail(self, error: RequestRefused) -> bool:
         """Note an error that the response reports; return whether it rejects the anchor."""
         self.has_failed = True
+        self.error = self.error or error
         self.has_server_error |= is_server_error(error.status) or error.code in SERVER_ERROR_CODES
         # An `error` event may be followed by a `response.failed` event with less information.
         if self._expected and not self.rejection:
@@ -183,7 +196,8 @@ class ResponseObserver:
     def _give_up(self) -> None:
         """Pass on an error, or a response that cannot be read, unless it rejects the anchor or must be judged."""
         if self._is_error:
-            details = parse_error(self._error.decode(errors="replace"))
+            text = hide_credentials(self._error.decode(errors="replace"), self._credentials)
+            details = parse_error(text)
             status, code, param = self.status, details["code"], details["param"]
             self._fail(RequestRefused(details["message"], status=status, code=code, param=param))
         elif self._must_judge:

@@ -24,7 +24,8 @@ class ChainReport:
     Attributes:
         requests: The number of `POST /responses` requests of the program; on the wire there were as many, and one more
             for each that was healed.
-        chained: The number of requests that were sent on an anchor and not healed.
+        chained: The number of requests that were sent on an anchor, and neither refused nor healed.
+        refused: The number of requests on the wire that the server refused, healed or not.
         passed_through: The number of requests that were sent as written, by reason.
         healed: The number of requests that were sent again in full, by reason.
         lost: The number of answers that were passed on although the server had not used the stored context.
@@ -35,6 +36,7 @@ class ChainReport:
 
     requests: int
     chained: int
+    refused: int
     passed_through: Mapping[str, int]
     healed: Mapping[str, int]
     lost: int
@@ -53,6 +55,8 @@ class ChainReport:
         for label, reasons in (("as written", self.passed_through), ("healed", self.healed)):
             if reasons:
                 lines.append(f"{label}: {', '.join(f'{n} {name}' for name, n in reasons.items())}")
+        if self.refused:
+            lines.append(f"refused by the server: {self.refused}")
         if self.lost:
             lines.append(f"answered without the stored context: {self.lost}")
         return "\n".join(lines)
@@ -64,7 +68,7 @@ class ReportBuilder:
     def __init__(self, on_request: Callable[[ChainedRequest], None] | None = None) -> None:
         self.on_request = on_request
         self._recent = deque[ChainedRequest](maxlen=RECENT)
-        self._totals = Counter(requests=0, chained=0, lost=0, sent_bytes=0, full_bytes=0)
+        self._totals = Counter(requests=0, chained=0, refused=0, lost=0, sent_bytes=0, full_bytes=0)
         self._passed, self._healed = Counter[str](), Counter[str]()
         self._lock = Lock()
 
@@ -74,7 +78,8 @@ class ReportBuilder:
         with self._lock:
             self._totals.update(
                 requests=is_last,
-                chained=is_last and bool(request.anchor),
+                chained=is_last and bool(request.anchor) and not request.is_refused,
+                refused=request.is_refused,
                 lost=request.is_lost,
                 sent_bytes=request.sent_bytes,
                 full_bytes=is_last * request.full_bytes,

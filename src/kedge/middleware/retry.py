@@ -81,7 +81,13 @@ class _RetryMiddleware(BaseMiddleware):
                 wait = self._backoff(error, attempt)
                 log.warning("attempt %d failed; retrying in %.1f s", attempt, wait)
                 failed = AttemptFailed(
-                    type(error), wait, error.plan, error.response_id, error.usage
+                    type(error),
+                    wait,
+                    error.plan,
+                    response_id=error.response_id,
+                    usage=error.usage,
+                    code=error.reported_code,
+                    message=str(error),
                 )
             yield failed
             await self.sleep(wait)

@@ -60,8 +60,13 @@ class Sample(msgspec.Struct):
 
 
 _TABLE = (
-    Metric("responses_chained_requests_total", "Requests sent on an anchor"),
-    Metric("responses_stateless_requests_total", "Requests that sent everything"),
+    Metric("responses_chained_requests_total", "Requests on an anchor that were not refused"),
+    Metric(
+        "responses_stateless_requests_total", "Requests that sent everything and were not refused"
+    ),
+    Metric(
+        "responses_refused_requests_total", "Requests that a server refused, on an anchor or not"
+    ),
     Metric(
         "responses_fallback_total",
         "Requests that sent everything although there were candidates",

@@ -60,13 +60,19 @@ def is_fallback_reason(reason: str) -> bool:
     return reason not in ("", *NOT_FALLBACK_REASONS)
 
 
-def name_send(reason: str) -> str:
+def name_send(reason: str, *, is_refused: bool = False) -> str:
     """Return the name that all views use for a request with this reason of a full send.
 
+    Args:
+        reason: The reason of a full send; empty for a request on an anchor.
+        is_refused: Whether the server refused the request, which then continued and started nothing.
+
     Returns:
-        ``chained`` without a reason, ``new chain`` for the first request to a server, ``stateless`` where chaining is
-        not wanted, and ``sent in full`` for a fallback.
+        ``refused``, ``chained`` without a reason, ``new chain`` for the first request to a server, ``stateless`` where
+        chaining is not wanted, and ``sent in full`` for a fallback.
     """
+    if is_refused:
+        return "refused"
     if is_fallback_reason(reason):
         return "sent in full"
     return {"": "chained", "stateless": "stateless"}.get(reason, "new chain")

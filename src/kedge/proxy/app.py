@@ -641,7 +641,8 @@ def _list_headers(response: HandshakeResponse) -> list[tuple[bytes, bytes]]:
 def _format_plan(exchange: Exchange) -> str:
     sizes = f"sent={len(exchange.content)}; full={len(exchange.original)}"
     reason = exchange.healed or exchange.reason
-    name = name_send("" if exchange.anchor_id else reason)
+    is_refused = exchange.observer is not None and exchange.observer.is_refused
+    name = name_send("" if exchange.anchor_id else reason, is_refused=is_refused)
     return f"{name}; {sizes}{f'; reason={reason}' if reason else ''}"
 
 

@@ -200,6 +200,8 @@ class RecordedRequest:
     seconds: float = 0.0
     reply: bytes = b""
     """The beginning of the response body, if a recorder requests it."""
+    error: bytes = b""
+    """The beginning of the body of an error response."""
 
     @property
     def context(self) -> tuple[Item, ...] | None:
@@ -222,6 +224,9 @@ RECORD_KEY = "kedge.exchange"
 START_MESSAGES = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 """The messages with the headers of a response."""
 SWITCHING_PROTOCOLS = 101
+FIRST_ERROR_STATUS = 400
+MAX_ERROR_BYTES = 4_096
+"""The bytes of an error response that are recorded, whether or not those of other responses are."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -352,6 +357,8 @@ class RequestMiddleware:
                 if recorded is not None:
                     recorded.status, recorded.seconds = scope[STATUS_KEY], took
                     recorded.reply = bytes(reply[: self._reply_bytes])
+                    if recorded.status >= FIRST_ERROR_STATUS:
+                        recorded.error = bytes(reply[:MAX_ERROR_BYTES])
                     if self._on_finish is not None:
                         self._on_finish(recorded, scope)
 
@@ -368,11 +375,17 @@ class RequestMiddleware:
                     sent = dict(headers)
                     headers += [pair for pair in defaults if pair[0] not in sent]
                 message["headers"] = headers
-            elif reply is not None and len(reply) < self._reply_bytes:
+            elif reply is not None and len(reply) < self._count_retained(scope):
                 reply.extend(message.get("body", b""))
             await send(message)
 
         return send_observed
+
+    def _count_retained(self, scope: Scope) -> int:
+        """Return how many bytes of a response are retained for its record."""
+        if RECORD_KEY in scope and scope[STATUS_KEY] >= FIRST_ERROR_STATUS:
+            return max(self._reply_bytes, MAX_ERROR_BYTES)
+        return self._reply_bytes
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         presented = self._front.read_credentials(scope)

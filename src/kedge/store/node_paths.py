@@ -29,6 +29,7 @@ from kedge.store.records import (
     LoadedPath,
     Node,
     UnansweredQuestion,
+    has_failed,
     is_row_number,
 )
 from kedge.store.responses import ANCHOR_COLUMNS, anchor_from_row, select_responses
@@ -275,9 +276,14 @@ def _check_end(tx: Tx, conversation: ConversationRow, end: Node) -> UnansweredQu
     last = turn[-1]
     if last.kind != "failed":
         return UnansweredQuestion(question, last, "pending")
-    rows = tx.rows("SELECT status FROM responses WHERE node = ?", (last.id,))
-    is_cancelled = rows in ([], [("cancelled",)])  # without a request, a tool was stopped
-    return UnansweredQuestion(question, last, "cancelled" if is_cancelled else "failed")
+    rows = tx.rows("SELECT status, is_resent FROM responses WHERE node = ?", (last.id,))
+    if not rows:  # without a request, a tool was stopped
+        return UnansweredQuestion(question, last, "cancelled")
+    [(status, is_resent)] = rows
+    if has_failed(status, is_resent=bool(is_resent)):
+        return UnansweredQuestion(question, last, "failed")
+    # A request that was to be sent again, and was not, was interrupted.
+    return UnansweredQuestion(question, last, "pending" if is_resent else "cancelled")
 
 
 def _has_open_calls(tx: Tx, node: Node) -> bool:

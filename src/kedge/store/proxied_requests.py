@@ -53,6 +53,9 @@ class ChainedRequest:
             was sent next.
         is_lost: Whether the answer was passed on before its token count showed that the server had not
             used the stored context.
+        is_refused: Whether the server refused the request, so that it continued nothing.
+        error_code: The server's error code, or else the HTTP status; empty for an answer, and without a response.
+        error: The message of the error, without the credentials of the request; empty for an answer.
         input_tokens: The tokens that the server counted; this and the next three are None if it did not.
         cached_tokens: The part of them that was in its prompt cache.
         output_tokens: The tokens of the answer.
@@ -73,6 +76,9 @@ class ChainedRequest:
     healed: str = ""
     is_resent: bool = False
     is_lost: bool = False
+    is_refused: bool = False
+    error_code: str = ""
+    error: str = ""
     input_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
@@ -98,8 +104,9 @@ class ProxiedRequest(ChainedRequest):
 
     @property
     def plan(self) -> str:
-        """How the request was sent; see `name_send`."""
-        return name_send("" if self.anchor else self.healed or self.reason)
+        """How the request was sent, or that it was refused; see `name_send`."""
+        reason = "" if self.anchor else self.healed or self.reason
+        return name_send(reason, is_refused=self.is_refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,8 @@ class ProxyTotals:
 
     Attributes:
         requests: The number of requests of clients.
-        chained: The number of requests that were chained on a stored response and not healed.
+        chained: The number of requests that were chained on a stored response, and neither refused nor healed.
+        refused: The number of requests that the server refused, healed or not.
         healed: The number of requests that were sent again in full.
         lost: The number of answers without the stored context.
         sent_bytes: Bytes that were sent.
@@ -117,6 +125,7 @@ class ProxyTotals:
 
     requests: int
     chained: int
+    refused: int
     healed: int
     lost: int
     sent_bytes: int
@@ -231,7 +240,8 @@ def export_recordings(tx: Tx, body_bytes: int) -> list[str]:
 def sum_proxied(tx: Tx) -> ProxyTotals:
     """Return the sums over the stored requests that were sent through a proxy."""
     rows = tx.rows(
-        "SELECT SUM(1 - is_resent), SUM(CASE WHEN anchor <> '' THEN 1 - is_resent ELSE 0 END), "
+        "SELECT SUM(1 - is_resent), "
+        "SUM(CASE WHEN anchor <> '' AND is_refused = 0 THEN 1 - is_resent ELSE 0 END), SUM(is_refused), "
         "SUM(CASE WHEN healed <> '' THEN 1 ELSE 0 END), SUM(is_lost), SUM(sent_bytes), "
         "SUM(full_bytes * (1 - is_resent)) FROM proxied_requests WHERE namespace = ?",
         (tx.namespace,),
@@ -241,7 +251,7 @@ def sum_proxied(tx: Tx) -> ProxyTotals:
 
 def _to_request(names: Sequence[str], row: Sequence[object]) -> ProxiedRequest:
     values: dict[str, Any] = dict(zip(names, row, strict=True))
-    values |= {name: bool(values[name]) for name in ("is_resent", "is_lost")}
+    values |= {name: bool(values[name]) for name in ("is_resent", "is_lost", "is_refused")}
     return ProxiedRequest(**values)
 
 

@@ -99,13 +99,14 @@ ANSWERED_STATUSES: tuple[ResponseStatus, ...] = ("completed", "lost")
 """The statuses of answered requests; a response that the provider lost later was answered."""
 NOT_FAILED_STATUSES: tuple[ResponseStatus, ...] = (*ANSWERED_STATUSES, "cancelled", "running")
 """The statuses of requests that did not fail: answered, stopped by the user, or not finished."""
-FAILED_SQL = " AND ".join(f"status <> '{each}'" for each in NOT_FAILED_STATUSES)
-"""The condition for responses that failed; it includes that of the index `responses_failed`, as written there."""
+_FAILED_CONDITIONS = (*(f"status <> '{each}'" for each in NOT_FAILED_STATUSES), "is_resent = 0")
+FAILED_SQL = " AND ".join(_FAILED_CONDITIONS)
+"""The condition of `has_failed`; it includes that of the index `responses_failed`, as written there."""
 
 
-def has_failed(status: str) -> bool:
-    """Return whether a request with this status failed."""
-    return status not in NOT_FAILED_STATUSES
+def has_failed(status: str, *, is_resent: bool) -> bool:
+    """Return whether a request with this status failed for good: it was not sent again."""
+    return not is_resent and status not in NOT_FAILED_STATUSES
 
 
 class ConversationRow(msgspec.Struct, frozen=True):

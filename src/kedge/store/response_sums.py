@@ -37,6 +37,7 @@ class ResponseSums(msgspec.Struct, frozen=True):
     provider: str
     model: str
     status: str
+    is_resent: int
     mode: str
     is_chained: int
     has_id: int

@@ -29,7 +29,7 @@ _get_columns = attrgetter(*RESPONSE_COLUMNS)
 CHECKSUM_BYTES = 8
 _NULLABLE_TEXTS = frozenset(
     {
-        "provider_response_id", "anchor", "reason", "healed", "error", "lost_reason", "unusable_reason",
+        "provider_response_id", "anchor", "reason", "healed", "error", "error_code", "lost_reason", "unusable_reason",
         "settings",
     }
 )  # fmt: skip
@@ -139,7 +139,8 @@ def _response_from_row(row: Row) -> RequestRecord:
     members["counted"] = decode_token_counts(members["counted"])
     rejected = decode(members["rejected"]) if members["rejected"] else ()
     members["rejected"] = tuple(RejectedCandidate(*each) for each in rejected)
-    members["stored"] = bool(members["stored"])
+    for name in ("stored", "is_resent"):
+        members[name] = bool(members[name])
     return RequestRecord(
         **members, scope=scope, node=node, parent=parent, conversation=conversation
     )
@@ -261,6 +262,7 @@ _COLUMN_TYPES: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(_NULLABLE_TEXTS, _clean_text),
     "model": lambda name: _clean_text(name) or "",
     "stored": int,
+    "is_resent": int,
     "digest": pack_digest,
     "derived": _encode_list,
     "counted": lambda counts: msgspec.json.encode(counts).decode() if counts else None,

@@ -103,6 +103,8 @@ CREATE TABLE responses (
     seconds DOUBLE PRECISION NOT NULL,
     status TEXT NOT NULL,
     error TEXT,
+    error_code TEXT,
+    is_resent BIGINT NOT NULL,
     created_at DOUBLE PRECISION NOT NULL,
     expires_at DOUBLE PRECISION,
     stored BIGINT NOT NULL,
@@ -253,6 +255,9 @@ CREATE TABLE proxied_requests (
     healed TEXT NOT NULL,
     is_resent BIGINT NOT NULL,
     is_lost BIGINT NOT NULL,
+    is_refused BIGINT NOT NULL,
+    error_code TEXT NOT NULL,
+    error TEXT NOT NULL,
     input_tokens BIGINT,
     cached_tokens BIGINT,
     output_tokens BIGINT,
@@ -305,6 +310,7 @@ CREATE TABLE response_sums (
     provider TEXT NOT NULL,
     model TEXT NOT NULL,
     status TEXT NOT NULL,
+    is_resent BIGINT NOT NULL,
     mode TEXT NOT NULL,
     is_chained BIGINT NOT NULL,
     has_id BIGINT NOT NULL,
@@ -331,7 +337,7 @@ CREATE TABLE response_sums (
     cache_savings DOUBLE PRECISION NOT NULL,
     cost DOUBLE PRECISION NOT NULL,
     PRIMARY KEY (
-        namespace, day, provider, model, status, mode, is_chained, has_id, reason, healed, pricing
+        namespace, day, provider, model, status, is_resent, mode, is_chained, has_id, reason, healed, pricing
     )
 );
 
@@ -385,8 +391,9 @@ SELECT
     r.provider,
     r.model,
     r.status,
+    r.is_resent,
     r.mode,
-    CASE WHEN r.anchor IS NULL THEN 0 ELSE 1 END AS is_chained,
+    CASE WHEN r.anchor IS NULL OR r.status = 'refused' THEN 0 ELSE 1 END AS is_chained,
     CASE WHEN r.provider_response_id IS NULL THEN 0 ELSE 1 END AS has_id,
     COALESCE(r.reason, '') AS reason,
     COALESCE(r.healed, '') AS healed,

@@ -104,6 +104,8 @@ CREATE TABLE responses (
     seconds REAL NOT NULL,
     status TEXT NOT NULL,
     error TEXT,
+    error_code TEXT,
+    is_resent INTEGER NOT NULL,
     created_at REAL NOT NULL,
     expires_at REAL,
     stored INTEGER NOT NULL,
@@ -254,6 +256,9 @@ CREATE TABLE proxied_requests (
     healed TEXT NOT NULL,
     is_resent INTEGER NOT NULL,
     is_lost INTEGER NOT NULL,
+    is_refused INTEGER NOT NULL,
+    error_code TEXT NOT NULL,
+    error TEXT NOT NULL,
     input_tokens INTEGER,
     cached_tokens INTEGER,
     output_tokens INTEGER,
@@ -306,6 +311,7 @@ CREATE TABLE response_sums (
     provider TEXT NOT NULL,
     model TEXT NOT NULL,
     status TEXT NOT NULL,
+    is_resent INTEGER NOT NULL,
     mode TEXT NOT NULL,
     is_chained INTEGER NOT NULL,
     has_id INTEGER NOT NULL,
@@ -332,7 +338,7 @@ CREATE TABLE response_sums (
     cache_savings REAL NOT NULL,
     cost REAL NOT NULL,
     PRIMARY KEY (
-        namespace, day, provider, model, status, mode, is_chained, has_id, reason, healed, pricing
+        namespace, day, provider, model, status, is_resent, mode, is_chained, has_id, reason, healed, pricing
     )
 ) WITHOUT ROWID;
 
@@ -386,8 +392,9 @@ SELECT
     r.provider,
     r.model,
     r.status,
+    r.is_resent,
     r.mode,
-    CASE WHEN r.anchor IS NULL THEN 0 ELSE 1 END AS is_chained,
+    CASE WHEN r.anchor IS NULL OR r.status = 'refused' THEN 0 ELSE 1 END AS is_chained,
     CASE WHEN r.provider_response_id IS NULL THEN 0 ELSE 1 END AS has_id,
     COALESCE(r.reason, '') AS reason,
     COALESCE(r.healed, '') AS healed,

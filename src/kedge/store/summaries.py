@@ -223,6 +223,7 @@ class _Response(NamedTuple):
     """What a summary needs of a response."""
 
     status: str
+    is_resent: int
     stored: int
     model: str
     input_tokens: int | None
@@ -278,7 +279,7 @@ def _build_summary(
         _first_preview(first, UserBlock) or _read_first_question(tx, row),
         _first_preview(last[::-1], AssistantBlock),
         len(responses),
-        sum(has_failed(each.status) for each in responses),
+        sum(has_failed(each.status, is_resent=bool(each.is_resent)) for each in responses),
         sum(each.status == "lost" for each in responses),
         int(forks),
         sum(each.input_tokens or 0 for each in responses),

@@ -33,6 +33,7 @@ Mark = Literal[
     "pending",
     "cancelled",
     "failed",
+    "resent",
     "lost",
     "expired",
     "full",
@@ -47,7 +48,8 @@ MARK_DESCRIPTIONS: dict[Mark, str] = {
     "head": "the conversation's current position; the next message continues from here",
     "pending": "a question without an answer: still running, or stopped",
     "cancelled": "the answer was stopped; its beginning is stored",
-    "failed": "the request was rejected, failed or was cut off",
+    "failed": "the request was refused, failed or was cut off",
+    "resent": "the request was refused, failed or lost its context, and was sent again",
     "lost": "the server reported that it no longer has this response",
     "expired": "the server no longer stores this response, or soon will not",
     "full": "the full conversation was sent, although a stored response existed",
@@ -309,7 +311,9 @@ def find_marks(node: Node, response: RequestRecord | None, now: float) -> dict[M
         marks["pending"] = ""
     elif response.status == "cancelled":
         marks["cancelled"] = ""
-    elif has_failed(response.status):
+    elif response.is_resent:
+        marks["resent"] = response.status
+    elif has_failed(response.status, is_resent=False):
         marks["failed"] = response.status
     elif not response.stored:
         marks["unstored"] = ""

@@ -11,7 +11,6 @@ from urllib.parse import quote
 from kedge import analytics
 from kedge.observe import snapshot
 from kedge.server.sse import encode_data
-from kedge.store.records import has_failed
 from kedge.store.summaries import get_revision, list_summaries
 from kedge.text.display import pluralize
 from kedge.web.page_templates import render
@@ -49,7 +48,8 @@ def build_series(buckets: Sequence[analytics.Bucket]) -> dict[str, dict[str, lis
     return {
         "requests": {
             "chained": [each.chained for each in buckets],
-            "not chained": [each.requests - each.chained for each in buckets],
+            "not chained": [each.requests - each.chained - each.refused for each in buckets],
+            "refused": [each.refused for each in buckets],
         },
         "bytes": {
             name: [getattr(each, f"{name}_bytes") for each in buckets] for name in ("sent", "saved")
@@ -74,10 +74,10 @@ def bucket_labels(buckets: Sequence[analytics.Bucket]) -> list[str]:
 
 
 def count_failures(stats: analytics.Analytics) -> list[analytics.Count]:
-    """Return how often requests failed, were healed, or were answered without context or id."""
+    """Return how often requests failed for good, were healed, or were answered without context or id."""
     sent = stats.requests
     return [
-        *(each for each in sent.statuses if has_failed(each.name)),
+        *sent.failures,
         *(analytics.Count(f"healed: {each.name}", each.count) for each in sent.healed),
         analytics.Count("answered without context", sent.forgotten),
         analytics.Count("without id", sent.without_id),

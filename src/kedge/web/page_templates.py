@@ -33,7 +33,6 @@ from starlette.responses import HTMLResponse, Response
 from kedge.planning import REASONS
 from kedge.planning.anchors import get_conversation_id
 from kedge.planning.explain import MODE_REASONS
-from kedge.planning.plan import name_send
 from kedge.security.urls import is_safe_link
 from kedge.store.tree import MARK_DESCRIPTIONS
 from kedge.text import display
@@ -84,7 +83,6 @@ def get_environment() -> Environment:
         marks=MARK_DESCRIPTIONS,
         static=static_url,
         get_conversation_id=get_conversation_id,
-        name_send=name_send,
         next_number=count(1).__next__,
     )
     return environment

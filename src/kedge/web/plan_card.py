@@ -200,6 +200,8 @@ class PlanCard:
 
 def describe_request_size(row: RequestRecord) -> str:
     """Return one sentence about the messages that were sent and those that the server already had."""
+    if row.is_refused:
+        return f"The server refused a request with {pluralize(row.sent_blocks, 'message')}."
     if not row.anchor:
         total = row.full_blocks
         return f"Sent {'all ' if total > 1 else ''}{pluralize(total, 'message')}."

@@ -27,6 +27,8 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from kedge.conversation import Reply
+from kedge.engines.http_errors import parse_error
+from kedge.engines.request_log import MAX_CODE_LENGTH, MAX_ERROR_LENGTH
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import KedgeError, StoreError, describe_for_client
 from kedge.events.fields import get_text, list_objects, read_conversation_id
@@ -320,6 +322,8 @@ def _to_row(exchange: RecordedRequest, base_url: str) -> ProxiedRequest:
     context = exchange.context or ()
     anchor = get_text(body, "previous_response_id") or read_conversation_id(body) or ""
     stored = context[: max(len(context) - sent, 0)] if anchor else ()
+    error = parse_error(exchange.error.decode(errors="replace")) if exchange.error else {}
+    code = error.get("code") or str(exchange.status)
     return ProxiedRequest(
         created_at=time.time(),
         upstream=f"{base_url}{exchange.path.removeprefix('/v1')}",
@@ -333,6 +337,9 @@ def _to_row(exchange: RecordedRequest, base_url: str) -> ProxiedRequest:
         sent_bytes=len(exchange.raw),
         full_bytes=len(exchange.raw) + (len(encode(list(stored))) if stored else 0),
         reason="" if anchor else "new",
+        is_refused=400 <= exchange.status < 500,
+        error_code=code[:MAX_CODE_LENGTH] if error else "",
+        error=error.get("message", "")[:MAX_ERROR_LENGTH],
         request=exchange.raw,
         response=exchange.reply,
     )

@@ -244,12 +244,15 @@ class WorkflowPage(ApiModel):
     "provider response_id model mode anchor reason healed sent_blocks sent_bytes saved_blocks saved_bytes "
     "results_by_id results_by_fallback results_unmatched rejected input_tokens cached_tokens output_tokens "
     "reasoning_tokens predicted_cached_tokens cache_write_tokens cache_savings cost first_token_seconds seconds status "
-    "lost_reason unusable_reason error created_at expires_at stored depth settings",
+    "lost_reason unusable_reason error error_code is_resent created_at expires_at stored depth settings",
     sent_bytes="The size of the request body, with tool definitions and settings; 0 if it was not sent.",
     results_by_id="Tool results since the newest answer, matched to their calls by the provider's ids.",
     results_by_fallback="Those that are matched by another id.",
     results_unmatched="Results without a call, which were removed.",
     lost_reason="Why the server no longer has it; empty if it has.",
+    error="The error as text; empty for an answer.",
+    error_code="The server's error code, or else the HTTP status; empty for an answer.",
+    is_resent="Whether the request failed and was sent again.",
     unusable_reason="Why later requests cannot continue it although it is complete; empty if they can.",
 )
 class ResponseShape(ApiModel):
@@ -323,18 +326,22 @@ class ChoicesShape(ApiModel):
 @members_of(
     ProxiedRequest,
     "id created_at upstream model status seconds plan anchor response_id sent_blocks full_blocks sent_bytes full_bytes "
-    "reason healed is_resent is_lost input_tokens cached_tokens output_tokens reasoning_tokens",
+    "reason healed is_resent is_lost is_refused error_code error input_tokens cached_tokens output_tokens "
+    "reasoning_tokens",
     anchor="The response that it continues; empty if there is none.",
     is_resent="Whether the next request is in full instead of it.",
+    error_code="The error code, or else the HTTP status; empty for an answer.",
     input_tokens="None if the server did not count them.",
 )
 class ProxiedShape(ApiModel):
     """A request of another program: to this server, or through a proxy that records in this store."""
 
-    plan: str = Field(description="`chained`, `new chain`, `stateless` or `sent in full`.")
+    plan: str = Field(
+        description="`chained`, `new chain`, `stateless`, `sent in full` or `refused`."
+    )
 
 
-@members_of(ProxyTotals, "data requests chained healed lost sent_bytes full_bytes")
+@members_of(ProxyTotals, "data requests chained refused healed lost sent_bytes full_bytes")
 class ProxiedPage(ApiModel):
     """A page of requests of other programs, and the sums over all of them."""
 
@@ -413,6 +420,9 @@ def shape_request(row: RequestRecord) -> PlanShape:
 def format_headline(row: RequestRecord) -> str:
     """Return one sentence with the anchor and the size of a request, and why everything was sent."""
     sent = f"{pluralize(row.sent_blocks, 'block')}, {format_size(row.sent_bytes)}"
+    if row.is_refused:
+        where = f"on {row.anchor}" if row.anchor else "with the complete conversation"
+        return f"Refused by the server: a request of {sent}, {where}."
     if row.anchor:
         return f"Chained on {row.anchor}: sent {sent}."
     reason = describe_full_send(row.mode, row.reason, has_candidates=bool(row.rejected))
@@ -421,6 +431,10 @@ def format_headline(row: RequestRecord) -> str:
 
 def iter_notes(row: RequestRecord) -> Iterable[str]:
     """Yield further sentences about a request."""
+    if row.error:
+        yield capitalize(f"{row.error}{'' if row.error.endswith('.') else '.'}")
+    if row.is_resent:
+        yield "It was sent again in another request."
     if row.more_rejected:
         yield f"Also rejected: {pluralize(row.more_rejected, 'more candidate')}."
     if row.healed:

@@ -159,7 +159,8 @@ def split_exchanges(
     ) -> None:
         has_progress = any(each.kind == "results" for each, _, _ in ranges)
         created_at, asked = row.created_at or node.created_at, tuple(ranges)
-        blocks = (asked, answered, created_at, before, question, row.status, has_progress)
+        status = "resent" if row.is_resent else row.status
+        blocks = (asked, answered, created_at, before, question, status, has_progress)
         done.append(ExchangeView(messages, row.node, row, *blocks))
         ranges.clear()
 
