@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from kedge.practice import Script
 from kedge.server.models import PracticeModel
+from kedge.server.prepare import ResponseDraft, build_draft, resolve_request
 from kedge.server.state import ServerState
 from kedge.testing import TestServer
 from server.gated_model import GatedModel
@@ -88,6 +89,12 @@ def list_texts(server: TestServer) -> list[str]:
     """Return the texts of the messages that the model saw last."""
     items = server.requests[-1].context or ()
     return [item["content"][0]["text"] for item in items if item["type"] == "message"]
+
+
+def prepare_draft(service: ServerState, body: dict[str, Any]) -> ResponseDraft:
+    """Prepare the response to a valid request."""
+    resolved = resolve_request(service, body, service.nodes.new_key)
+    return build_draft(service, body, resolved)
 
 
 def count_nodes(service: ServerState) -> int:

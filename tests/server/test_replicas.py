@@ -13,7 +13,7 @@ import pytest
 from kedge.errors import CannotServe, StoreUnreachable
 from kedge.server import background
 from kedge.server.background import read_stored_events
-from kedge.server.prepare import ResponseDraft, prepare_claimed, prepare_response
+from kedge.server.prepare import ResponseDraft, prepare_claimed
 from kedge.server.response_run import ResponseRun
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
@@ -25,7 +25,7 @@ from kedge.server.storage.postgres import (
 )
 from kedge.testing import serve
 from postgresql import PASSWORD
-from server.conftest import parse_events
+from server.conftest import parse_events, prepare_draft
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until
 
@@ -196,7 +196,7 @@ def test_response_with_deleted_parent_is_not_stored(replicas: Replicas, url: str
     one, other = replicas
     first = one.create("one")
     body = {"model": "m", "input": "two", "previous_response_id": first["id"]}
-    run = one.server.call(lambda service: ResponseRun(service, prepare_response(service, body)))
+    run = one.server.call(lambda service: ResponseRun(service, prepare_draft(service, body)))
     assert other.http.delete(f"/responses/{first['id']}").status_code == 200
     with pytest.raises(Exception, match="was deleted while this response was generated"):
         one.server.call(lambda _: run.begin())

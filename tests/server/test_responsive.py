@@ -1,5 +1,7 @@
 """Requests that keep the server busy: others are answered meanwhile."""
 
+import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -8,6 +10,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from for_each import for_each
+from kedge.server import http as server_http
+from kedge.server import websocket
 from kedge.server.models import (
     ItemClosed,
     ItemDelta,
@@ -18,7 +23,8 @@ from kedge.server.models import (
 )
 from kedge.testing import TestServer, serve
 from server.conftest import open_client
-from server.waiting import TIMEOUT, wait_until
+from server.waiting import TIMEOUT, wait_until, wait_until_async
+from server.websocket_client import connect_client
 
 MAX_DELTAS = 3_000_000
 """The deltas after which a tireless model ends, so that a test of a blocked server fails instead of waiting forever."""
@@ -111,3 +117,137 @@ def test_several_models_that_never_wait_share_the_server() -> None:
             check_health(http)
             model.enough.set()
         assert model.was_stopped
+
+
+class SlowCall:
+    """A function that takes as long as the test lets it, wherever it is called."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.started = threading.Event()
+        self.may_end = threading.Event()
+        self.was_stopped = True
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.started.set()
+        self.was_stopped = self.may_end.wait(5.0) and self.was_stopped
+        return self._function(*args, **options)
+
+
+def build_large_body(path: str) -> dict[str, Any]:
+    """Return a valid request of more than a megabyte."""
+    text = "word " * 210_000
+    if path == "/v1/responses":
+        return {"model": "m", "input": text, "truncation": "auto"}
+    return {**REQUESTS[path], "messages": [{"role": "user", "content": text}]}
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_large_bodies_are_parsed_and_checked_beside_other_requests(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above a megabyte, neither the parser nor the validators stop the loop."""
+    slow_parser = SlowCall(server_http.parse_body)
+    slow_check = SlowCall(server_http._check_body)
+    monkeypatch.setattr(server_http, "parse_body", slow_parser)
+    monkeypatch.setattr(server_http, "_check_body", slow_check)
+    with (
+        serve() as server,
+        open_client(server) as http,
+        send_meanwhile(server, path, **build_large_body(path)),
+    ):
+        for slow in (slow_parser, slow_check):
+            wait_until(slow.started.is_set)
+            check_health(http)
+            slow.may_end.set()
+    assert slow_parser.was_stopped
+    assert slow_check.was_stopped
+
+
+async def test_large_websocket_messages_are_parsed_beside_other_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A message of a WebSocket is parsed twice, each time in a thread."""
+    slow_parser = SlowCall(websocket.parse_body)
+    monkeypatch.setattr(websocket, "parse_body", slow_parser)
+    with serve() as server, open_client(server) as http:
+        async with connect_client(server) as client:
+            await client.create("word " * 210_000, truncation="auto")
+            await wait_until_async(slow_parser.started.is_set)
+            await asyncio.to_thread(check_health, http)
+            slow_parser.may_end.set()
+            assert (await client.read_response())[-1]["type"] == "response.completed"
+    assert slow_parser.was_stopped
+
+
+LETTER = {"role": "user", "content": "x"}
+PART = {"type": "input_text", "text": "x"}
+TOO_MANY_ITEMS: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/responses", {"input": [LETTER] * 20_001}, "input"),
+    ("/v1/responses/input_tokens", {"input": [LETTER] * 20_001}, "input"),
+    ("/v1/responses/compact", {"model": "m", "input": [LETTER] * 20_001}, "input"),
+    ("/v1/conversations", {"items": [LETTER] * 20_001}, "items"),
+    ("/v1/chat/completions", {"model": "m", "messages": [LETTER] * 20_001}, "messages"),
+    ("/v1/messages", {"model": "m", "max_tokens": 9, "messages": [LETTER] * 20_001}, "messages"),
+    (
+        "/v1/responses",
+        {"model": "m", "input": [LETTER, {"role": "user", "content": [PART] * 20_001}]},
+        "input[1].content",
+    ),
+    ("/v1/responses", {"model": "m", "input": [], "unknown": [1] * 300_000}, "unknown"),
+]
+
+
+@for_each(("path", "body", "param"), TOO_MANY_ITEMS)
+def test_too_many_items_are_the_first_error(
+    http: httpx2.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    """The error names the limit, before a missing model or any check of an item."""
+    answer = http.post(path, json=body, headers={"anthropic-version": "2023-06-01"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    if path == "/v1/messages":
+        assert error["message"].startswith("messages: List should have at most 20000 items")
+    else:
+        assert error["param"] == param
+        assert error["code"] == "array_above_max_length"
+        assert f"Invalid '{param}'" in error["message"]
+        assert "maximum length 20000" in error["message"]
+
+
+def test_the_largest_number_of_items_is_accepted(http: httpx2.Client) -> None:
+    """A request may have 20,000 items, and the model sees all of them."""
+    body = {"model": "m", "input": [*[LETTER] * 19_999, {"role": "user", "content": "Hello"}]}
+    response = http.post("/v1/responses", json=body).json()
+    assert "I can see 20000 messages" in response["output"][0]["content"][0]["text"]
+
+
+def test_a_body_with_too_many_values_is_rejected(http: httpx2.Client) -> None:
+    """Values that no list limits are counted before any of them is created."""
+    tool = {"type": "function", "name": "f", "parameters": {"a": [[1] * 10_000] * 101}}
+    body = {"model": "m", "input": "Hello", "tools": [tool]}
+    answer = http.post("/v1/responses", content=json.dumps(body), headers=JSON)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "too_many_values"
+    assert "more than 1000000 JSON values" in error["message"]
+
+
+JSON = {"content-type": "application/json"}
+
+
+def test_the_oldest_exchanges_of_many_are_dropped(http: httpx2.Client) -> None:
+    """Truncation takes one pass over the items, and the newest that fit remain."""
+    text = "word " * 100
+    items = [{"role": "user", "content": text}] * 9_999
+    body = {
+        "model": "m",
+        "truncation": "auto",
+        "input": [*items, {"role": "user", "content": "Hello"}],
+    }
+    answer = http.post("/v1/responses", json=body).json()
+    seen = answer["usage"]["input_tokens"]
+    assert 399_800 < seen <= 400_000
+    assert (
+        f"I can see {(seen - 5) // 105 + 1} messages" in answer["output"][0]["content"][0]["text"]
+    )

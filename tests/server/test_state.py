@@ -20,13 +20,12 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from kedge.server.encrypted_content import ReasoningPayload
 from kedge.server.errors import ApiError
 from kedge.server.object_forms import normalize_items
-from kedge.server.prepare import prepare_response
 from kedge.server.response_run import ResponseRun
 from kedge.server.settings import DAY, Limits, Settings
 from kedge.server.state import ServerState
 from kedge.text.json_text import decode
 from postgresql import create_schema
-from server.conftest import count_nodes
+from server.conftest import count_nodes, prepare_draft
 from strategies import scale_examples
 
 words = st.text("abc", min_size=1, max_size=3)
@@ -87,7 +86,7 @@ class ServerStateMachine(RuleBasedStateMachine):
         """Create a response without HTTP."""
 
         def prepare() -> ResponseRun:
-            return ResponseRun(self.service, prepare_response(self.service, {"model": "m", **body}))
+            return ResponseRun(self.service, prepare_draft(self.service, {"model": "m", **body}))
 
         async def discard(_: object) -> None:
             pass

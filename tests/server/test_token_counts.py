@@ -62,7 +62,7 @@ def test_long_texts_are_counted_in_a_thread(
     assert len(threads) == 2
     threads += [name for each, name in counted if each in texts]
     assert len(threads) > 2
-    assert all(name.startswith("asyncio_") for name in threads)
+    assert all(name.startswith("kedge-compute") for name in threads)
 
 
 def test_a_text_over_the_length_limit_is_rejected_uncounted(counted: list[tuple[str, str]]) -> None:

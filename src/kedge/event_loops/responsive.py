@@ -1,4 +1,4 @@
-"""Keep an event loop responsive: tasks that never wait take turns.
+"""Keep an event loop responsive: tasks that never wait take turns, and long computations run in threads.
 
 A task that reads a model, an upstream or a stored stream waits only while there is nothing to read. If there always is,
 as from a fast model or a local server, no other task runs before its end. So each such loop has a ``TimeSlice``:
@@ -12,9 +12,16 @@ as from a fast model or a local server, no other task runs before its end. So ea
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
+from functools import partial
 from time import perf_counter
+from typing import TypeVar
 from weakref import WeakKeyDictionary
+
+from kedge.event_loops import PerLoop
+
+T = TypeVar("T")
 
 SLICE_SECONDS = 0.002
 """The time for which a task runs before it lets others run."""
@@ -85,3 +92,32 @@ class TimeSlice:
         call_in_turn(lambda: turn.done() or turn.set_result(None))  # done if the task was cancelled
         await turn
         self._end = perf_counter() + SLICE_SECONDS
+
+
+MAX_THREADS = 4
+"""The threads of each loop that compute. They share the interpreter with the loop, so more of them would delay it."""
+
+
+async def _end_threads(threads: ThreadPoolExecutor) -> None:
+    threads.shutdown(wait=False)
+
+
+_threads = PerLoop(lambda: ThreadPoolExecutor(MAX_THREADS, "kedge-compute"), _end_threads)
+
+
+async def compute(work: Callable[[], T], *, is_long: bool = True) -> T:
+    """Call a function that never waits, in a thread if it computes for a long time.
+
+    The threads are not those of ``asyncio.to_thread``: the check of a database does not queue behind computations.
+
+    Args:
+        work: The function. In a thread it gets a copy of the context variables.
+        is_long: Whether it takes more than some milliseconds.
+
+    Returns:
+        Its result.
+    """
+    if not is_long:
+        return work()
+    call = partial(copy_context().run, work)
+    return await asyncio.get_running_loop().run_in_executor(_threads.get(), call)

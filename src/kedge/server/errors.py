@@ -486,6 +486,11 @@ BODY_TOO_LARGE = ErrorTemplate(
     status=413,
     code="request_too_large",
 )
+TOO_MANY_VALUES = ErrorTemplate(
+    "The request body has more than {most} JSON values. A request may have at most {items} items, and a list in "
+    "them as many elements.",
+    code="too_many_values",
+)
 NESTING_TOO_DEEP = _path_error(
     "Invalid '{path}': nested too deeply. Expected at most {most} levels.", "object_above_max_depth"
 )

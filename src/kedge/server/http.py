@@ -11,24 +11,26 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope
 
+from kedge.event_loops.responsive import compute
 from kedge.server import access, errors, request_log
 from kedge.server.access import AccessPolicy, Credentials, Rejection
 from kedge.server.object_forms import Item
 from kedge.server.prepare import precount_request
 from kedge.server.request_log import FrontEnd, Headers, RecordedRequest
 from kedge.server.routes.message_errors import error_body, error_status
-from kedge.server.schema.requests import INCLUDE, parse_body
+from kedge.server.schema.requests import INCLUDE, has_many_items, parse_body
 from kedge.server.schema.validators import Integer, ignore_unknown
 from kedge.server.state import ServerState
 from kedge.text.json_text import encode
+from kedge.text.large_json import LARGE_BYTES
 
 if TYPE_CHECKING:
     from kedge.security.access_tokens import AccessToken
@@ -41,7 +43,6 @@ MAX_LOGGED_PARAMETERS = 1_000
 """The maximum number of different ignored parameters that a server logs."""
 
 log = logging.getLogger("kedge.server")
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -55,58 +56,74 @@ def get_service(request: HTTPConnection) -> ServerState:
     return view
 
 
-async def read_json(request: Request, *, empty: object = None) -> Any:
-    """Read the body of a request as JSON.
+class CheckedBody(NamedTuple, Generic[T]):
+    """The body of a request that was checked.
+
+    ``result`` is what the check returned, ``is_long`` whether a pass over the body takes more than some milliseconds.
+    """
+
+    body: Any
+    result: T
+    is_long: bool
+
+
+async def read_checked(
+    request: Request, check: Callable[[dict[str, Any]], T], *, empty: Any = None
+) -> CheckedBody[T]:
+    """Read the body of a request as JSON and check it, in a thread if that takes long.
 
     Args:
-        request: The request.
+        request: The request; its response gets a header that lists ignored parameters.
+        check: Validates the body with the server's setting for unknown parameters, and may convert it.
         empty: The value of an empty body; None rejects it.
 
     Raises:
-        ApiError: If the body is too large, too slow, compressed, or not JSON.
+        ApiError: If the body is too large, too slow, compressed, or not JSON, or for the first violation.
     """
+    service = get_service(request)
+    raw = await _read_json_bytes(request, may_be_empty=empty is not None)
+    is_long = len(raw) > LARGE_BYTES
+    body = empty
+    if raw or empty is None:
+        body = await compute(partial(parse_body, raw), is_long=is_long)
+        exchange: RecordedRequest | None = request.scope.get(request_log.RECORD_KEY)
+        if exchange is not None:
+            exchange.body = body
+    is_long = is_long or has_many_items(body)
+    ignores_unknown = service.ignores_unknown
+    checking = partial(_check_body, check, body, ignores_unknown=ignores_unknown)
+    result, ignored = await compute(checking, is_long=is_long)
+    if ignored:
+        header = (IGNORED_HEADER, ", ".join(ignored).encode("ascii"))
+        request.scope.get(request_log.RESPONSE_HEADERS_KEY, []).append(header)
+        _log_ignored(service, ignored)
+    return CheckedBody(body, result, is_long)
+
+
+async def _read_json_bytes(request: Request, *, may_be_empty: bool) -> bytes:
     limits = get_service(request).settings.limits
     raw = await collect_body(request.scope, request.receive, limits.body_bytes, limits.read_seconds)
     exchange: RecordedRequest | None = request.scope.get(request_log.RECORD_KEY)
     if exchange is not None:
         exchange.raw = raw
-    if not raw and empty is not None:
-        return empty
+    if not raw and may_be_empty:
+        return raw
     got = access.read_header(request.scope, b"content-type").decode("latin-1")
     if got.partition(";")[0].strip().lower() != "application/json":
         # This also prevents requests from forms of other web sites.
         raise errors.UNSUPPORTED_CONTENT_TYPE(got=got)
-    body = parse_body(raw)
-    if exchange is not None:
-        exchange.body = body
-    return body
+    return raw
 
 
-def validate(request: Request, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a check of the body with the server's setting for unknown parameters.
-
-    Args:
-        request: The request; its response gets a header that lists ignored parameters.
-        check: A function that validates the body, and may parse it.
-        args: Arguments of the check.
-        kwargs: Keyword arguments of the check.
-
-    Returns:
-        The result of the check.
-
-    Raises:
-        ApiError: The first violation.
-    """
-    service = get_service(request)
-    if not service.ignores_unknown:
-        return check(*args, **kwargs)
+def _check_body(
+    check: Callable[[dict[str, Any]], T], body: dict[str, Any], *, ignores_unknown: bool
+) -> tuple[T, Iterable[str]]:
+    """Return the result of a check, and the paths of the parameters that it ignored."""
+    if not ignores_unknown:
+        return check(body), ()
     with ignore_unknown() as ignored:
-        result = check(*args, **kwargs)
-    if ignored:
-        header = (IGNORED_HEADER, ", ".join(ignored).encode("ascii"))
-        request.scope.get(request_log.RESPONSE_HEADERS_KEY, []).append(header)
-        _log_ignored(service, ignored)
-    return result
+        result = check(body)
+    return result, ignored
 
 
 def _log_ignored(service: ServerState, paths: Iterable[str]) -> None:
@@ -178,10 +195,9 @@ def in_database(
         async def answer(request: Request) -> Response:
             arguments: list[Any] = [get_service(request), request]
             if check is not None:
-                body = await read_json(request, empty=empty)
-                validate(request, check, body)
-                await precount_request(body)
-                arguments.append(body)
+                sent = await read_checked(request, check, empty=empty)
+                await precount_request(sent.body, is_long=sent.is_long)
+                arguments.append(sent.body)
             return respond_json(await get_service(request).run(work, *arguments))
 
         return answer

@@ -19,7 +19,6 @@ omitted ones; nothing is inherited from the previous response. They never change
 fields (status, usage, error…) describe how the response ended. The output items are encoded separately.
 """
 
-import asyncio
 import hashlib
 import os
 import re
@@ -30,6 +29,7 @@ from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 from kedge import tokens
+from kedge.event_loops.responsive import compute
 from kedge.server.errors import INTERNAL_ERROR, ApiError
 from kedge.server.prompt_cache import MIN_CACHED_TOKENS
 from kedge.tokens import CountText, to_compact_json
@@ -199,7 +199,7 @@ async def precount(work: Callable[[], object]) -> None:
         work()
         return counter
 
-    _counter.set(await asyncio.to_thread(store_counts))
+    _counter.set(await compute(store_counts))
 
 
 _get_type: Callable[[object], object] = type

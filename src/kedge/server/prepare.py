@@ -3,13 +3,14 @@
 The checks run in the documented order (``docs/server.md``). Nothing is written to the database.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
 from kedge.database.responses import slice_from_compaction
+from kedge.event_loops.responsive import compute
 from kedge.practice import PracticeRequest
 from kedge.server import coherence, encrypted_content, errors, object_forms, prompt_cache
 from kedge.server.encrypted_content import CompactedContext
@@ -20,7 +21,7 @@ from kedge.server.state import ServerState
 from kedge.server.storage import context as contexts
 from kedge.server.storage.context import Context, LaneMemory
 from kedge.server.storage.items import has_compaction
-from kedge.text.json_text import decode
+from kedge.text.json_text import decode, encode
 
 if TYPE_CHECKING:
     from kedge.server.storage.postgres import ClaimedResponse
@@ -59,8 +60,9 @@ class ModelInput(NamedTuple):
 class ResponseDraft(NamedTuple):
     """A prepared response.
 
-    ``input`` has the items of the request itself, ``usage`` its tokens. ``compacted`` is set if this response
-    compacts its context, and ``skip_model`` if no model is run.
+    ``input`` has the items of the request itself, ``input_json`` those that are stored with the response, and ``usage``
+    the tokens of the request. ``compacted`` is set if this response compacts its context, and ``skip_model`` if no
+    model is run.
     """
 
     key: str
@@ -74,25 +76,81 @@ class ResponseDraft(NamedTuple):
     compacted: CompactedContext | None
     skip_model: bool
     model: Model
+    input_json: bytes = b""
     idempotency_key: str | None = None
 
 
-def prepare_response(
+class ResolvedRequest(NamedTuple):
+    """A request whose references are resolved, and whose items fit the history that it continues."""
+
+    key: str
+    history: History
+    items: Sequence[Item]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a pass over the complete context takes more than some milliseconds."""
+        return self.history.context.length + len(self.items) > requests.MANY_ITEMS
+
+
+def resolve_request(
     service: ServerState,
     body: Body,
+    make_key: Callable[[], str],
     unstored: LaneMemory | None = None,
-    idempotency_key: str | None = None,
-) -> ResponseDraft:
-    """Prepare the response to a valid request, or raise the first ApiError.
+    *,
+    needs_input: bool = True,
+) -> ResolvedRequest:
+    """Read what a valid request refers to, or raise the first ApiError. Nothing is written to the database.
 
-    ``unstored`` contains the unstored responses of the request's connection, if it is a WebSocket.
+    Args:
+        service: The server.
+        body: The body of the request.
+        make_key: Returns the key from which ids of items are derived.
+        unstored: The unstored responses of the request's connection, if it is a WebSocket.
+        needs_input: Whether a request with neither input nor anything to continue is rejected.
     """
     history = find_history(service, body, unstored)
-    requests.check_not_empty(body)
-    key = service.nodes.new_key()
-    items = resolve_input(service, body["input"], key, history)
-    draft = _build_draft(service, body, key, history, items, on_socket=unstored is not None)
-    return draft._replace(idempotency_key=idempotency_key) if draft.store else draft
+    if needs_input:
+        requests.check_not_empty(body)
+    key = make_key()
+    given = object_forms.list_input(body.get("input") or [])
+    items = coherence.resolve_references(given, service.nodes)
+    coherence.check_request(history.context.coherence, items, service.nodes)
+    return ResolvedRequest(key, history, items)
+
+
+def normalize_input(service: ServerState, resolved: ResolvedRequest) -> list[Item]:
+    """Return the items of a request in full form, or raise the ApiError of encrypted content."""
+    coherence.check_encrypted_content(resolved.items, service.cipher.decrypt)
+    return object_forms.normalize_items(resolved.items, resolved.key)
+
+
+def count_input(
+    service: ServerState, body: Body, resolved: ResolvedRequest
+) -> tuple[list[Item], ModelInput]:
+    """Return the items of a request in full form, and the input of a model."""
+    items = normalize_input(service, resolved)
+    return items, build_model_input(service, body, resolved.history, items)
+
+
+def build_draft(
+    service: ServerState,
+    body: Body,
+    resolved: ResolvedRequest,
+    *,
+    on_socket: bool = False,
+    idempotency_key: str | None = None,
+) -> ResponseDraft:
+    """Prepare the response to a resolved request, or raise the first ApiError. The database is not read."""
+    items = normalize_input(service, resolved)
+    history = resolved.history
+    draft = _build_draft(service, body, resolved.key, history, items, on_socket=on_socket)
+    if not draft.store:
+        return draft
+    earlier = history.context.list_items() if history.in_memory else []
+    input_json = encode([*earlier, *items])
+    return draft._replace(input_json=input_json, idempotency_key=idempotency_key)
 
 
 def prepare_claimed(service: ServerState, claimed: "ClaimedResponse") -> ResponseDraft:
@@ -106,20 +164,31 @@ def prepare_claimed(service: ServerState, claimed: "ClaimedResponse") -> Respons
     history = History(context, claimed.parent, claimed.conversation)
     items: list[Item] = decode(claimed.input)
     draft = _build_draft(service, decode(claimed.body), claimed.key, history, items)
-    return draft._replace(request_fields=decode(claimed.request_json))
+    fields = decode(claimed.request_json)
+    return draft._replace(request_fields=fields, input_json=claimed.input)
 
 
 async def prepare_stateless(
-    service: ServerState, body: Body, *, automatic_cache: bool = False
+    service: ServerState, body: Body, *, is_long: bool, automatic_cache: bool = False
 ) -> ResponseDraft:
     """Prepare the response to a request of a stateless API, which was converted to one of the Responses API.
 
-    With ``automatic_cache`` its prompt is cached without breakpoints.
+    Args:
+        service: The server.
+        body: The converted request.
+        is_long: Whether a pass over the request takes more than some milliseconds.
+        automatic_cache: Whether its prompt is cached without breakpoints.
     """
-    await precount_request(body)
+    await precount_request(body, is_long=is_long)
     key = object_forms.new_unstored_key()
-    items = object_forms.normalize_items(body["input"], key)
-    return _build_draft(service, body, key, EMPTY_HISTORY, items, automatic_cache=automatic_cache)
+
+    def build() -> ResponseDraft:
+        items = object_forms.normalize_items(body["input"], key)
+        return _build_draft(
+            service, body, key, EMPTY_HISTORY, items, automatic_cache=automatic_cache
+        )
+
+    return await compute(build, is_long=is_long)
 
 
 def _build_draft(
@@ -220,17 +289,7 @@ def _find_response_history(service: ServerState, id: str, unstored: LaneMemory |
     raise errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
 
 
-def resolve_input(
-    service: ServerState, input: str | Sequence[Item], key: str, history: History
-) -> list[Item]:
-    """Resolve the references in a request's input, check it against the history, and normalize it."""
-    items = coherence.resolve_references(object_forms.list_input(input), service.nodes)
-    coherence.check_request(history.context.coherence, items, service.nodes)
-    coherence.check_encrypted_content(items, service.cipher.decrypt)
-    return object_forms.normalize_items(items, key)
-
-
-async def precount_request(body: Body) -> None:
+async def precount_request(body: Body, *, is_long: bool) -> None:
     """Count the texts of a long request in a thread, before they are counted on the loop."""
     input = body.get("input") or body.get("items") or ()
 
@@ -243,7 +302,7 @@ async def precount_request(body: Body) -> None:
         count_instruction_tokens(body)
 
     texts = (input, body.get("instructions"), body.get("tools"))
-    if object_forms.measure_texts(texts) >= object_forms.MIN_THREAD_CHARS:
+    if is_long or object_forms.measure_texts(texts) >= object_forms.MIN_THREAD_CHARS:
         await object_forms.precount(count)
 
 
@@ -272,21 +331,13 @@ def truncate_to_window(model_input: ModelInput, body: Body, window: int) -> Mode
     """Fit the input into the model's window by dropping the oldest exchanges, if the request allows it."""
     if body.get("truncation") != "auto":
         raise errors.CONTEXT_TOO_LONG()
-    items, tokens = list(model_input.items), model_input.tokens
-    while tokens > window:
-        start = _find_second_exchange(items)
-        if start is None:
-            raise errors.CONTEXT_TOO_LONG()
-        tokens -= object_forms.count_items(items[:start])
-        items = items[start:]
-    return ModelInput(items, tokens)
-
-
-def _find_second_exchange(items: Sequence[Item]) -> int | None:
+    items = list(model_input.items)
+    tokens = model_input.tokens
     for index in range(1, encrypted_content.find_newest_exchange(items) + 1):
-        if items[index].get("role") == "user":
-            return index
-    return None
+        tokens -= object_forms.count_item(items[index - 1])
+        if items[index].get("role") == "user" and tokens <= window:
+            return ModelInput(items[index:], tokens)
+    raise errors.CONTEXT_TOO_LONG()
 
 
 async def summarize(model: Model, compacted: CompactedContext) -> CompactedContext:

@@ -347,14 +347,13 @@ class ResponseRun(Generation):
         self.node = service.nodes.keys.parse_node(draft.key)
         self._unstored = unstored
         is_body_stored = self.is_background or draft.idempotency_key is not None
-        earlier = history.context.list_items() if history.in_memory else []
         self._entry = ResponseEntry(
             node=self.node,
             key=draft.key,
             parent=history.node,
             conversation=history.conversation,
             request_json=encode(draft.request_fields),
-            input=encode([*earlier, *draft.input]) if draft.store else b"",
+            input=draft.input_json,
             # Another server may need the body, or a repeated request.
             body=encode(body) if is_body_stored else None,
             idempotency_key=draft.idempotency_key,

@@ -12,12 +12,13 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from msgspec import Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.event_loops.responsive import TimeSlice
+from kedge.event_loops.responsive import TimeSlice, compute
 from kedge.server import errors
 from kedge.server.request_log import WEBSOCKET_SCOPE_KEY
 from kedge.server.schema.requests import parse_body
@@ -25,6 +26,7 @@ from kedge.server.sse import DONE_FRAME, FRAME_END
 from kedge.server.state import ServerState
 from kedge.server.storage.context import LaneMemory, SocketMemory
 from kedge.text.json_text import decode, encode
+from kedge.text.large_json import LARGE_BYTES
 
 RESPONSES_PATH = "/v1/responses"
 FORWARDED_HEADERS = (b"retry-after", b"x-request-id")
@@ -55,17 +57,25 @@ class AsgiBridge:
         self._send_message = send_message
         self._status = 0
         self._headers: dict[bytes, bytes] = {}
+        self._body: bytes | None = None
         self._buffer = b""
         self.has_failed = False
         self.is_complete = False
         """Whether the response is complete; if not, the connection must be closed, as with HTTP."""
 
     async def handle(
-        self, app: ASGIApp, outer: Scope, body: Mapping[str, Any], memory: LaneMemory
+        self,
+        app: ASGIApp,
+        outer: Scope,
+        body: Mapping[str, Any],
+        memory: LaneMemory,
+        *,
+        is_long: bool,
     ) -> None:
         """Send a request through the app, and its response to the client."""
         # Escaped to ASCII, so that lone surrogates reach the validation and are rejected there.
-        self._body: bytes | None = json.dumps(body).encode()
+        text = await compute(partial(json.dumps, body), is_long=is_long)
+        self._body = text.encode()
         await app(_build_scope(outer, memory), self._receive, self._send)
 
     async def _receive(self) -> Message:
@@ -229,7 +239,8 @@ class ServerConnection:
     async def _handle_message(self, text: str) -> None:
         stream_id: str | None = None
         try:
-            body = _parse_message(text)
+            parse = partial(_parse_message, text)
+            body = await compute(parse, is_long=len(text) > LARGE_BYTES)
             stream_id = _parse_stream_id(body)
             self._enqueue(QueuedRequest(stream_id, body, len(text)))
         except errors.ApiError as error:
@@ -271,7 +282,13 @@ class ServerConnection:
         bridge = AsgiBridge(request.stream_id, self._closed, self._send_message)
         body = {name: value for name, value in request.body.items() if name not in ENVELOPE_MEMBERS}
         memory = LaneMemory(self._memory, lane)
-        await bridge.handle(self._scope["app"], self._scope, {**body, "stream": True}, memory)
+        await bridge.handle(
+            self._scope["app"],
+            self._scope,
+            {**body, "stream": True},
+            memory,
+            is_long=request.size > LARGE_BYTES,
+        )
         previous = body.get("previous_response_id")
         if bridge.has_failed and isinstance(previous, str):
             self._memory.forget(lane, previous)

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from kedge.server import errors
-from kedge.server.http import get_service, read_json, validate
+from kedge.server.http import get_service, read_checked
 from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter
 from kedge.server.prepare import ResponseDraft, prepare_stateless
@@ -194,20 +194,20 @@ def format_usage(usage: ModelUsage) -> dict[str, Any]:
 
 async def create(request: Request) -> Any:
     """Answer ``POST /v1/chat/completions``, complete or as a stream."""
-    body: Any = await read_json(request)
-    parsed = validate(request, parse_request, body)
-    service = get_service(request)
-    draft = await _prepare(service, parsed)
-    include_usage = bool(get_object(body, "stream_options").get("include_usage"))
+    sent = await read_checked(request, parse_request)
+    draft = await _prepare(get_service(request), sent.result, is_long=sent.is_long)
+    include_usage = bool(get_object(sent.body, "stream_options").get("include_usage"))
     build_run = partial(CompletionRun, request, draft, include_usage=include_usage)
     return await respond_stateless(request, draft, build_run)
 
 
-async def _prepare(service: ServerState, body: Mapping[str, Any]) -> ResponseDraft:
+async def _prepare(
+    service: ServerState, body: Mapping[str, Any], *, is_long: bool
+) -> ResponseDraft:
     """Prepare the request; errors of all endpoints get the messages of this API."""
     model: str = body["model"]
     try:
-        return await prepare_stateless(service, body, automatic_cache=True)
+        return await prepare_stateless(service, body, is_long=is_long, automatic_cache=True)
     except errors.ApiError as error:
         if error.template is errors.MODEL_NOT_FOUND and model:
             raise errors.MODEL_NOT_ACCESSIBLE(model=model) from None

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kedge.event_loops.responsive import compute
 from kedge.server import models
-from kedge.server.http import get_service, read_json, respond_json, validate
+from kedge.server.http import get_service, read_checked, respond_json
 from kedge.server.models import ModelUsage, OutputEvent
 from kedge.server.object_forms import count_items, count_json, count_text
 from kedge.server.output_writer import OutputWriter
@@ -271,31 +272,53 @@ def format_usage(usage: ModelUsage) -> dict[str, Any]:
     }
 
 
+class _ParsedMessages(Struct, frozen=True):
+    """A valid request: as one of the Responses API, its segments, and its breakpoints."""
+
+    params: dict[str, Any]
+    segments: Sequence[_Segment]
+    marked: Sequence[tuple[int, float]]
+
+
+def _parse_create(service: ServerState, version: str, body: dict[str, Any]) -> _ParsedMessages:
+    """Validate and convert a request for a message, or raise the first ApiError."""
+    params = requests.parse_request(body, service.cipher.decrypt, version)
+    segments = _list_segments(body)
+    return _ParsedMessages(params, segments, find_breakpoints(body, segments))
+
+
+def _complete_draft(
+    service: ServerState, body: Body, draft: ResponseDraft, parsed: _ParsedMessages
+) -> ResponseDraft:
+    """Return a prepared request with the tokens of its breakpoints, or raise the ApiError of its thinking."""
+    if isinstance(draft.model, models.PracticeModel):  # other models may not have reasoned at all
+        requests.check_thinking_blocks(body)
+    if not parsed.marked:
+        return draft
+    return apply_breakpoints(service, body, draft, parsed.segments, parsed.marked)
+
+
 async def create(request: Request) -> Any:
     """Answer ``POST /v1/messages``, complete or as a stream."""
     version = read_version(request)
-    body: Any = await read_json(request)
     service = get_service(request)
-    parsed = validate(request, requests.parse_request, body, service.cipher.decrypt, version)
-    segments = _list_segments(body)
-    marked = find_breakpoints(body, segments)
+    parse = partial(_parse_create, service, version)
+    body, parsed, is_long = await read_checked(request, parse)
     if requests.is_thinking_enabled(body):
         service.cipher.require("thinking")
-    draft = await prepare_stateless(service, parsed)
-    if isinstance(draft.model, models.PracticeModel):  # other models may not have reasoned at all
-        requests.check_thinking_blocks(body)
-    if marked:
-        draft = apply_breakpoints(service, body, draft, segments, marked)
+    draft = await prepare_stateless(service, parsed.params, is_long=is_long)
+    complete = partial(_complete_draft, service, body, draft, parsed)
+    draft = await compute(complete, is_long=is_long)
     return await respond_stateless(request, draft, partial(MessageRun, request, draft, body))
 
 
 async def count_tokens(request: Request) -> Response:
     """Answer ``POST /v1/messages/count_tokens``."""
     read_version(request)
-    body = await read_json(request)
     service = get_service(request)
-    parsed = validate(request, requests.parse_count_request, body, service.cipher.decrypt)
-    draft = await prepare_stateless(service, parsed)
+    parse = partial(requests.parse_count_request, decrypt=service.cipher.decrypt)
+    sent = await read_checked(request, parse)
+    draft = await prepare_stateless(service, sent.result, is_long=sent.is_long)
     return respond_json({"input_tokens": draft.usage.input})
 
 

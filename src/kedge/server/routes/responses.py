@@ -1,11 +1,13 @@
 """The endpoints of ``/v1/responses``."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kedge.event_loops.responsive import compute
 from kedge.server import errors, http, object_forms, prepare
 from kedge.server.access import read_header
 from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
@@ -35,10 +37,11 @@ async def create(request: Request) -> Any:
 
     A request with an ``Idempotency-Key`` that was answered before gets the same response again.
     """
-    body = await http.read_json(request)
     unstored: LaneMemory | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
-    http.validate(request, requests.check_create, body, on_socket=unstored is not None)
-    await prepare.precount_request(body)
+    on_socket = unstored is not None
+    sent = await http.read_checked(request, partial(requests.check_create, on_socket=on_socket))
+    body = sent.body
+    await prepare.precount_request(body, is_long=sent.is_long)
     service = http.get_service(request)
     background: BackgroundJobs = request.app.state.background
     record: RecordedRequest | None = request.scope.get(RECORD_KEY)
@@ -47,7 +50,12 @@ async def create(request: Request) -> Any:
         repeated = await service.run(_find_repeated, service, body, key)
         if repeated is not None:
             return await _repeat_response(request, *repeated, body.get("stream"))
-    draft = await service.run(prepare.prepare_response, service, body, unstored, key)
+    new_key = service.nodes.new_key
+    resolved = await service.run(prepare.resolve_request, service, body, new_key, unstored)
+    build = partial(
+        prepare.build_draft, service, body, resolved, on_socket=on_socket, idempotency_key=key
+    )
+    draft = await compute(build, is_long=sent.is_long or resolved.is_long)
     max_tokens = 0 if draft.skip_model else draft.prompt.max_tokens
     reservation = await service.reserve_tokens(draft.usage.input, max_tokens)
     try:
@@ -203,15 +211,27 @@ def list_input_items(service: ServerState, request: Request) -> dict[str, Any]:
     return http.paginate(items, request.query_params)
 
 
-@http.in_database(requests.check_input_tokens)
-def count_input_tokens(service: ServerState, _: Request, body: Any) -> dict[str, Any]:
+async def count_input_tokens(request: Request) -> Response:
     """Answer ``POST /v1/responses/input_tokens``."""
-    history = prepare.find_history(service, body)
-    items = prepare.resolve_input(
-        service, body.get("input") or [], object_forms.new_unstored_key(), history
+    sent = await http.read_checked(request, requests.check_input_tokens)
+    await prepare.precount_request(sent.body, is_long=sent.is_long)
+    _, _, model_input = await _count_input(request, sent, needs_input=False)
+    return http.respond_json(
+        {"object": "response.input_tokens", "input_tokens": model_input.tokens}
     )
-    tokens = prepare.build_model_input(service, body, history, items).tokens
-    return {"object": "response.input_tokens", "input_tokens": tokens}
+
+
+async def _count_input(
+    request: Request, sent: http.CheckedBody[Any], *, needs_input: bool
+) -> tuple[str, list[Item], ModelInput]:
+    """Return the key of a request, its items in full form, and the input of a model."""
+    service = http.get_service(request)
+    resolve = partial(prepare.resolve_request, needs_input=needs_input)
+    new_key = object_forms.new_unstored_key
+    resolved = await service.run(resolve, service, sent.body, new_key)
+    count = partial(prepare.count_input, service, sent.body, resolved)
+    items, model_input = await compute(count, is_long=sent.is_long or resolved.is_long)
+    return resolved.key, items, model_input
 
 
 async def compact_context(request: Request) -> Response:
@@ -220,27 +240,18 @@ async def compact_context(request: Request) -> Response:
     The hosted API puts the user's messages before it, which the types of the official client do not
     allow. Here they are inside the compaction item, where a context starts anyway.
     """
-    body = await http.read_json(request)
-    http.validate(request, requests.check_compact, body)
+    sent = await http.read_checked(request, requests.check_compact)
     service = http.get_service(request)
     service.cipher.require("input")
-    await prepare.precount_request(body)
-    key = object_forms.new_unstored_key()
-
-    def build_input() -> tuple[int, ModelInput]:
-        history = prepare.find_history(service, body)
-        requests.check_not_empty(body)
-        items = prepare.resolve_input(service, body.get("input") or [], key, history)
-        return len(items), prepare.build_model_input(service, body, history, items)
-
-    number, model_input = await service.run(build_input)
+    await prepare.precount_request(sent.body, is_long=sent.is_long)
+    key, items, model_input = await _count_input(request, sent, needs_input=True)
     reservation = await service.reserve_tokens(model_input.tokens, None)
     used = ModelUsage(0, 0)
     try:
         compaction = build_compaction_item(
             service.cipher,
-            object_forms.make_item_id("compaction", key, number),
-            await _compact_items(service, body, model_input),
+            object_forms.make_item_id("compaction", key, len(items)),
+            await _compact_items(service, sent.body, model_input),
         )
         used = ModelUsage(model_input.tokens, object_forms.count_items([compaction]))
     finally:

@@ -21,7 +21,8 @@ from kedge.server.schema import validators as v
 from kedge.server.schema.items import INPUT_PART, ITEM, ITEMS, NAME, TEXT, TOOL_CHOICE, TOOLS
 from kedge.server.schema.json_schemas import check_schemas
 from kedge.server.schema.tables import BOOLEAN, STRING, Rules
-from kedge.text.json_text import decode, encode, reject_constant
+from kedge.text.json_text import encode
+from kedge.text.large_json import MAX_VALUES, TooManyValues, decode_strict
 
 MOVED_PARAMETERS: Mapping[str, str] = {
     "messages": "input",
@@ -204,18 +205,34 @@ def check_json_mentioned(
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """Parse a request body as a JSON object; reject NaN, invalid UTF-8 and too deep nesting.
+    """Parse a request body as a JSON object; reject NaN, invalid UTF-8, too deep nesting and too many items.
 
     Of two equal keys the last one is used.
     """
     try:
-        body = decode(raw.decode(), parse_constant=reject_constant)
+        body = decode_strict(raw)
+    except TooManyValues:
+        raise errors.TOO_MANY_VALUES(most=MAX_VALUES, items=v.MAX_ITEMS) from None
     except (ValueError, RecursionError):
         # ValueError covers invalid UTF-8, invalid JSON and integers of thousands of digits.
         raise errors.INVALID_JSON() from None
     if type(body) is not dict:
         raise errors.BODY_NOT_OBJECT(got=v.describe_json_type(body))
-    return cast("dict[str, Any]", body)
+    members = cast("dict[str, Any]", body)
+    for name, value in members.items():
+        if isinstance(value, list):
+            v.check_length(cast("list[Any]", value), (None, name))
+    return members
+
+
+MANY_ITEMS = 1_000
+"""The number of items above which a pass over all of them is made in a thread."""
+
+
+def has_many_items(body: Mapping[str, Any]) -> bool:
+    """Return whether a body has a list of many items."""
+    lists = (cast("list[Any]", value) for value in body.values() if isinstance(value, list))
+    return any(len(items) > MANY_ITEMS for items in lists)
 
 
 class RequestSchema(v.Object):

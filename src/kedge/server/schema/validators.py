@@ -324,6 +324,16 @@ class AnyJson(Struct, frozen=True):
         check_storable(value, path, MAX_DEPTH)
 
 
+MAX_ITEMS = 20_000
+"""The maximum number of items of a request, and of the elements of any other list."""
+
+
+def check_length(items: Sequence[Any], path: JsonPath, most: int = MAX_ITEMS) -> None:
+    """Reject a list with too many elements."""
+    if len(items) > most:
+        raise path_error(errors.ARRAY_TOO_LONG, path, most=most, length=len(items))
+
+
 class Array(Struct, frozen=True):
     """A list of values of one kind; ``of`` names them in the plural.
 
@@ -333,7 +343,7 @@ class Array(Struct, frozen=True):
     item: Validator
     of: str = "objects"
     min_length: int = 0
-    max_length: int | None = None
+    max_length: int = MAX_ITEMS
     skips_unknown: bool = False
 
     @property
@@ -346,12 +356,11 @@ class Array(Struct, frozen=True):
         if type(value) is not list:
             raise invalid_type_error(self, value, path)
         items = cast("list[Any]", value)
+        check_length(items, path, self.max_length)  # before any pass over them
         if self.skips_unknown and is_ignoring_unknown() and isinstance(self.item, TaggedUnion):
             self._remove_unknown(items, self.item, path)
         if len(items) < self.min_length:
             raise path_error(errors.ARRAY_EMPTY, path, least=self.min_length)
-        if self.max_length is not None and len(items) > self.max_length:
-            raise path_error(errors.ARRAY_TOO_LONG, path, most=self.max_length, length=len(items))
         check = self.item.check
         for index, item in enumerate(items):
             check(item, (path, index))
