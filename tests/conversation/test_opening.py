@@ -22,7 +22,7 @@ from kedge.testing import TestServer
 @for_each(
     ("settings", "error", "message"),
     [
-        ({"model": "opnai:gpt-5.1"}, errors.CannotConnect, "did you mean 'openai'"),
+        ({"model": "opnai:gpt-5.1"}, errors.CannotConnect, "did you mean 'openai:gpt-5.1'"),
         ({"model": 5}, errors.InvalidSetting, "model string such as 'openai:gpt-5.1'"),
         ({"tols": [add]}, errors.UnknownSetting, "did you mean 'tools'"),
         ({"instructions": "x"}, errors.UnknownSetting, "system="),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from engines.conftest import open_engine
 from engines.runs import Link, request_bodies
 from for_each import for_each
 from kedge.engines import Request
-from kedge.engines.request_options import PLANNED_PARAMS, to_definition
+from kedge.engines.request_options import KNOWN_PARAMS, PLANNED_PARAMS, to_definition
 from kedge.engines.transport import encode_body
 from kedge.errors import InvalidSetting, InvalidTurn, ResendTooLong, UnsupportedParameter
 from kedge.event_loops import await_value
@@ -35,6 +36,68 @@ async def test_member_set_by_the_plan_is_rejected(link: Link, name: str, extra: 
         await link.engine.run(TURN, **options)
     assert PLANNED_PARAMS[name] in str(exc_info.value)
     assert link.bodies == []
+
+
+VALUES: dict[str, Any] = {
+    "background": True,
+    "cache_control": {"type": "ephemeral"},
+    "context_management": [{"type": "compaction", "compact_threshold": 10_000}],
+    "frequency_penalty": 0.5,
+    "include": [],
+    "logit_bias": {"1": 1},
+    "logprobs": True,
+    "max_tool_calls": 1,
+    "metadata": {"user_id": "ada"},
+    "moderation": {"model": "omni-moderation-latest"},
+    "n": 2,
+    "output_config": {"effort": "low"},
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.5,
+    "prompt_cache_retention": "24h",
+    "reasoning": {"effort": "low"},
+    "reasoning_effort": "low",
+    "response_format": {"type": "text"},
+    "seed": 1,
+    "service_tier": "auto",
+    "stop_sequences": ["end"],
+    "store": True,
+    "stream_options": {"include_obfuscation": False},
+    "temperature": 0.5,
+    "text": {"format": {"type": "text"}},
+    "thinking": {"type": "disabled"},
+    "tool_choice": "auto",
+    "top_k": 1,
+    "top_logprobs": 1,
+    "top_p": 0.5,
+    "truncation": "auto",
+    "verbosity": "low",
+}
+"""A value of each parameter; of the others, 1 is one or its text is."""
+
+
+@pytest.mark.parametrize("kind", ["responses", "chat", "anthropic"])
+async def test_suggested_parameters_are_accepted(server: TestServer, kind: str) -> None:
+    """A parameter that is suggested for a misspelled one is accepted by the server of this API."""
+    address: dict[str, Any] = (
+        {"base_url": server.url, "api_key": "k"} if kind == "anthropic" else {}
+    )
+    model = "anthropic:practice" if address else f"{kind}:{server.base_url}#practice"
+    suggested = set[str]()
+    async with connect(model, max_retries=0, **address) as engine:
+        for name in KNOWN_PARAMS:
+            for wrong in (f"{name}_", name[1:], f"max_{name}"):
+                misspelled: dict[str, Any] = {wrong: 1}
+                with pytest.raises(UnsupportedParameter) as exc_info:
+                    engine.plan(TURN, **misspelled)
+                hint = str(exc_info.value).partition("did you mean")[2].partition("?")[0]
+                suggested |= set(re.findall(r"\w+", hint)) & KNOWN_PARAMS
+        for name in sorted(suggested - {"prompt"}):  # the server has no stored prompt
+            value = VALUES.get(name, 1000 if name.startswith("max_") else "1")
+            if (kind, name) == ("anthropic", "context_management"):
+                value = {"edits": []}
+            option: dict[str, Any] = {name: value}
+            await engine.run(TURN, streaming=True, **option)
+    assert len(suggested) > 15
 
 
 @pytest.mark.parametrize("model", ["responses", "chat"])

@@ -1,6 +1,8 @@
 """Test model strings, and the one-line errors for missing settings."""
 
+import re
 from base64 import b64encode
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngin
 from kedge.errors import CannotConnect, InvalidSetting, UnknownSetting, Unreachable
 from kedge.event_loops import run_sync
 from kedge.providers import connect, names_address, providers
-from kedge.providers.registry import find_chat_settings, resolve_ollama_url
+from kedge.providers.registry import PROVIDERS, find_chat_settings, resolve_ollama_url
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
@@ -23,7 +25,16 @@ from kedge.turns import Turn, user
         ("xai:grok-4", "set XAI_API_KEY"),
         ("azure:mine", "set AZURE_OPENAI_API_KEY"),
         ("openai:", "openai:gpt-5.1"),
-        ("opnai:gpt", "did you mean 'openai'"),
+        ("opnai:gpt", "did you mean 'openai:gpt'?"),
+        ("openai-responses:gpt-5.1", "did you mean 'openai:gpt-5.1'?"),
+        ("openai_chat:gpt-5.1", "did you mean 'openai:gpt-5.1'?"),
+        ("response:gpt-5.1", "did you mean 'openai:gpt-5.1'?"),
+        ("response:http://127.0.0.1:1/v1#m", "did you mean 'responses:http://127.0.0.1:1/v1#m'?"),
+        ("chats:llama", "there are: anthropic"),
+        ("opnai", "there are: anthropic"),
+        ("opnai:", "there are: anthropic"),
+        ("practise", "did you mean 'practice'?"),
+        ("practise:bigger", "there are: anthropic"),
         (
             "gpt-5.1",
             "a model string is PROVIDER:MODEL, such as openai:gpt-5.1; there are: anthropic",
@@ -53,6 +64,33 @@ def test_missing_setting_is_reported_in_one_line(
         connect(model)
     assert message in str(exc_info.value)
     assert "\n" not in str(exc_info.value)
+
+
+UNKNOWN_PROVIDERS = (
+    "response",
+    "openai-responses",
+    "antropic",
+    "chats",
+    "olama",
+    "azure-ai",
+    "gpt-5.1",
+)
+RESTS = ("", ":", ":gpt-5.1", ":llama", ":practice", ":http://127.0.0.1:1/v1#m", "/gpt-5.1", "-x:m")
+
+
+@for_each(("name", "rest"), product((*PROVIDERS, *UNKNOWN_PROVIDERS), RESTS))
+def test_suggested_model_strings_are_accepted(
+    name: str, rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a key for each provider, a model string that an error suggests connects."""
+    for variable in ("OPENAI_API_KEY", "XAI_API_KEY", "AZURE_OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.setenv(variable, "k")
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://kedge.openai.azure.com")
+    try:
+        connect(f"{name}{rest}")
+    except CannotConnect as error:
+        for suggestion in re.findall("did you mean '(.*?)'", str(error)):
+            connect(suggestion)
 
 
 def test_azure_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +298,7 @@ def test_an_invalid_address_is_reported(host: str, monkeypatch: pytest.MonkeyPat
     """An impossible port, half of the brackets of an IPv6 address, and what is no name are errors with advice."""
     monkeypatch.setenv("OLLAMA_HOST", host)
     address = f"http://{host}/v1"
+    settings: dict[str, Any]
     for model, settings in (
         (f"responses:{address}#m", {}),
         (f"chat:{address}#m", {}),
@@ -294,6 +333,28 @@ def test_invalid_settings_of_the_client_are_reported(model: str, settings: dict[
     ) as info:
         connect(model, api_key="sk-1", **settings)
     assert "sk-" not in str(info.value)
+
+
+HOSTED = ["openai:m", "xai:m", "azure:m", "anthropic:m", "ollama:m"]
+ADDRESSED = ["responses:http://127.0.0.1:1/v1#m", "chat:http://127.0.0.1:1/v1#m", "practice"]
+
+
+@for_each("model", [*HOSTED, *ADDRESSED])
+def test_listed_settings_are_those_that_are_accepted(model: str) -> None:
+    """The settings that an error lists do not include one that is unknown, such as an address beside an address."""
+    settings: dict[str, Any] = {"api_key": "k", "base_url": "http://127.0.0.1:1/v1"}
+    if model in ADDRESSED:
+        with pytest.raises(UnknownSetting, match="no setting 'base_url'"):
+            connect(model, **settings)
+        del settings["base_url"]
+    connect(model, **settings)
+    determined: dict[str, Any]
+    for determined in ({"provider": "x"}, {"make_client": None}, {"rest": "x"}):
+        with pytest.raises(UnknownSetting) as exc_info:
+            connect(model, **settings, **determined)
+        listed = str(exc_info.value).partition("The settings are: ")[2].rstrip(".").split(", ")
+        assert ("base_url" in listed) is (model in HOSTED)
+        assert not determined.keys() & set(listed)
 
 
 @for_each(

@@ -171,7 +171,7 @@ def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) ->
                 f"{where}: {key} does not belong in a file; set an environment variable to the key and "
                 'name it: key_env = "MY_KEY"'
             )
-        similar = find_similar(key, known)
+        similar = find_similar(key, [each for each in known if each not in table])
         hint = f"did you mean {similar}?" if similar else f"known keys: {', '.join(known)}"
         raise InvalidSetting(f"{where}: unknown key {key!r}; {hint}")
 

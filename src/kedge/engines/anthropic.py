@@ -16,7 +16,7 @@ from typing import Any, ClassVar, cast
 from kedge import turns
 from kedge.engines import param_rules
 from kedge.engines.base import Request
-from kedge.engines.param_rules import Members, ParamRule, ParamRules
+from kedge.engines.param_rules import STATELESS_PARAMS, Members, ParamRule, ParamRules
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.request_options import Params
 from kedge.engines.stateless import Inputs, Message, MessageRenderer, Results, StatelessEngine
@@ -359,6 +359,24 @@ COUNTED_MEMBERS = ("model", "messages", "system", "tools", "tool_choice", "think
 """The members of a request that are sent to count its tokens."""
 
 
+FOREIGN_PARAMS = frozenset(
+    {
+        *STATELESS_PARAMS,
+        *(
+            "frequency_penalty",
+            "logit_bias",
+            "logprobs",
+            "max_completion_tokens",
+            "moderation",
+            "n",
+        ),
+        *("presence_penalty", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort"),
+        *("response_format", "seed", "store", "stream_options", "top_logprobs", "verbosity"),
+    }
+)
+"""Parameters of Responses and Chat Completions that the Messages API rejects."""
+
+
 class AnthropicEngine(StatelessEngine):
     """An engine for the Messages API of Anthropic, or for another server of this API.
 
@@ -374,6 +392,7 @@ class AnthropicEngine(StatelessEngine):
     name = "anthropic"
     prompt_cache = True
     decoder_type = AnthropicDecoder
+    foreign_params = FOREIGN_PARAMS
     path = "/v1/messages"
     map_tool = staticmethod(map_tool)
     sdk: ClassVar[Sdk] = "anthropic"
@@ -390,6 +409,8 @@ class AnthropicEngine(StatelessEngine):
         super().__init__(model, **settings)
         self._cache_lifetime: CacheLifetime = cache_lifetime
         self._param_rules = PARAM_RULES if sampling else {**PARAM_RULES, **SAMPLING_RULES}
+        if not sampling:
+            self.foreign_params = FOREIGN_PARAMS | SAMPLING_RULES.keys()
 
     async def count_tokens(self, turn: Turn, **options: Any) -> int:
         """Return how many tokens the server counts for this Turn."""

@@ -70,6 +70,8 @@ class Engine(AsyncResource, ABC):
     """The model, unless a request names another."""
     text_only_results: bool = False
     """Whether the API accepts only text in tool results; images and files are described there."""
+    foreign_params: frozenset[str] = frozenset()
+    """Parameters of other APIs that this one rejects, so that they are not suggested for a misspelled one."""
     approver: Callable[..., Any] | None = None
     """Decides about tool calls before they run, also about those of tools that are passed to ``run``."""
 
@@ -139,8 +141,10 @@ class Engine(AsyncResource, ABC):
             functions, options["tools"] = split_tools(options["tools"])
             if functions:
                 return _with_tools(self, functions).stream(turn, output=output, **options)
-        request = Request.of(output=output, filters=find_filters(self), **options)
         inner = unwrap(self)
+        request = Request.of(
+            output=output, filters=find_filters(self), foreign=inner.foreign_params, **options
+        )
         source = self.events if request.output is None else partial(run_until_valid, self, inner)
         return Stream(partial(source, turn, request), inner, turn, request)
 

@@ -14,7 +14,7 @@ from typing import Any
 from kedge import turns
 from kedge.engines import param_rules
 from kedge.engines.base import Request
-from kedge.engines.param_rules import Members, ParamRules, omit
+from kedge.engines.param_rules import STATELESS_PARAMS, Members, ParamRules, omit
 from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
 from kedge.engines.request_options import LOGPROBS, Params
 from kedge.engines.stateless import Inputs, Message, MessageRenderer, Results, StatelessEngine
@@ -284,6 +284,23 @@ TOOL_ONLY_PARAMS: dict[str, tuple[Any, ...]] = {
 """Members that have a meaning only with tools; servers reject them without tools."""
 
 
+FOREIGN_PARAMS = frozenset(
+    {
+        *STATELESS_PARAMS,
+        *(
+            "cache_control",
+            "context_management",
+            "n",
+            "output_config",
+            "stop_sequences",
+            "thinking",
+        ),
+        "top_k",
+    }
+)
+"""Parameters of Responses and Messages that Chat Completions rejects."""
+
+
 class ChatCompletionsEngine(StatelessEngine):
     """An engine for any server of the Chat Completions API.
 
@@ -302,6 +319,7 @@ class ChatCompletionsEngine(StatelessEngine):
 
     name = "chat"
     decoder_type = ChatDecoder
+    foreign_params = FOREIGN_PARAMS
     path = "/chat/completions"
     map_tool = staticmethod(map_tool)
     can_replay_reasoning = True

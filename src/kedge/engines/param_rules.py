@@ -87,6 +87,8 @@ STATELESS_RULES: ParamRules = {
     "max_tool_calls": reject_unless("max_tool_calls", "limit the rounds of the middleware tools"),
 }
 """Parameters that no stateless API has."""
+STATELESS_PARAMS = frozenset(STATELESS_RULES)
+"""Their names."""
 
 
 def omit(value: Mapping[str, Any], *names: str) -> Members:

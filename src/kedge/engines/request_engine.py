@@ -269,7 +269,7 @@ class RequestEngine(Engine):
         self.scope = settings["scope"]
         self.mode = validate_mode(settings.get("mode")) or self.mode
         self.params = dict(settings.get("params") or {})
-        check_params(self.params)
+        check_params(self.params, foreign=self.foreign_params)
         self.transport = open_transport(settings["make_client"], self.name)
         self.prompt_cache = settings.get("prompt_cache", self.prompt_cache)
         self.cache_rules = settings.get("cache_rules") or CacheRules()
@@ -393,7 +393,7 @@ class RequestEngine(Engine):
     def _plan_options(self, options: dict[str, Any]) -> Request:
         """Return the request of a dry run: it streams as the last request did, and at first as ``run`` does not."""
         options.setdefault("streaming", self._last_streaming)
-        return self.prompt_for_output(Request.of(**options))
+        return self.prompt_for_output(Request.of(foreign=self.foreign_params, **options))
 
     def _open(self, turn: Turn, request: Request) -> Session:
         """Return a session with the options of its first request, by the evidence in memory."""

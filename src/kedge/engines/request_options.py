@@ -181,7 +181,12 @@ PLANNED_PARAMS: Mapping[str, str] = {
 _PARAM_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = frozenset()) -> None:
+def check_params(
+    params: Mapping[str, Any],
+    *,
+    known_options: frozenset[str] = frozenset(),
+    foreign: frozenset[str] = frozenset(),
+) -> None:
     """Reject parameters that the plan decides, parameters of unknown names, and values that are not JSON.
 
     This is checked before a run starts: a conversation stores a question before its request is encoded, and
@@ -190,6 +195,7 @@ def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = f
     Args:
         params: Parameters of a request, or of an engine for all its requests.
         known_options: Further names to suggest for a misspelled one.
+        foreign: Names that are not suggested; see ``Engine.foreign_params``.
 
     Raises:
         UnsupportedParameter: A name is decided by the plan or is unknown.
@@ -200,7 +206,7 @@ def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = f
         if name not in KNOWN_PARAMS and name != EXTRA_BODY:
             from difflib import get_close_matches
 
-            close = get_close_matches(name, KNOWN_PARAMS | known_options, 2)
+            close = get_close_matches(name, (KNOWN_PARAMS | known_options) - foreign, 2)
             hint = f"did you mean {' or '.join(map(repr, close))}? If not, " if close else ""
             raise UnsupportedParameter(
                 name,
@@ -461,13 +467,19 @@ class Request(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, *, output: Any = None, filters: Filters = (), **options: Unpack[RequestOptions]
+        cls,
+        *,
+        output: Any = None,
+        filters: Filters = (),
+        foreign: frozenset[str] = frozenset(),
+        **options: Unpack[RequestOptions],
     ) -> "Request":
         """Make a request from keyword options.
 
         Args:
             output: The type of the answer: any type that pydantic supports, or a JSON schema.
             filters: The content filters of the full stack.
+            foreign: Names of parameters that are not suggested for a misspelled one; see ``Engine.foreign_params``.
             **options: See ``RequestOptions``.
 
         Raises:
@@ -482,7 +494,7 @@ class Request(msgspec.Struct, frozen=True):
             else:
                 params[name] = value
         if params:
-            check_params(params, known_options=OPTION_NAMES | {"output"})
+            check_params(params, known_options=OPTION_NAMES | {"output"}, foreign=foreign)
         text: Mapping[str, Any] = params.get("text") or {}
         if output is not None and text.get("format"):
             problem = "output= determines text.format"

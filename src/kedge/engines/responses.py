@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 from msgspec.structs import replace
 
 from kedge import planning
-from kedge.arguments import check_positive_int, validate_seconds
+from kedge.arguments import check_count, check_positive_int, validate_seconds
 from kedge.engines import heal_rules
 from kedge.engines import responses_endpoints as endpoints
 from kedge.engines.base import Engine, Request, require_running, unwrap
@@ -50,6 +50,16 @@ RETENTIONS = {"24h": 86_400.0}
 """Seconds for which a prompt stays cached, by ``prompt_cache_retention``."""
 
 
+FOREIGN_PARAMS = frozenset(
+    {
+        *("cache_control", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "n"),
+        *("output_config", "reasoning_effort", "response_format", "seed", "stop", "stop_sequences"),
+        *("thinking", "top_k", "verbosity"),
+    }
+)
+"""Parameters of Chat Completions and Messages that the Responses API rejects."""
+
+
 class ResponsesEngine(RequestEngine):
     """An engine for any server of the Responses API.
 
@@ -74,6 +84,7 @@ class ResponsesEngine(RequestEngine):
     """
 
     decoder_type = ResponsesDecoder
+    foreign_params = FOREIGN_PARAMS
 
     def __init__(
         self,
@@ -96,11 +107,13 @@ class ResponsesEngine(RequestEngine):
         if transport == "websocket":
             from kedge.engines.websocket import SocketTransport
 
+            check_positive_int("connections", connections)
+            check_positive_int("lanes", lanes)
             open_transport = partial(SocketTransport, connections=connections, lanes=lanes)
         super().__init__(model, open_transport, **settings)
         self.retention = validate_seconds(retention, "retention")
         self.max_depth = None if max_depth is None else check_positive_int("max_depth", max_depth)
-        self.verify_every = verify_every
+        self.verify_every = check_count("verify_every", verify_every)
         self.memory = ServerMemory(
             trust, self._clock, transport, evidence_store, believes_probes=verify_every > 0
         )

@@ -5,7 +5,8 @@ add providers under the entry point group ``kedge.providers``. Missing configura
 line that names the variable to set.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Unpack
 
@@ -47,10 +48,9 @@ def connect(model: str, **settings: Unpack[ConnectSettings]) -> Engine:
     if name not in available:
         form = "" if separator else "a model string is PROVIDER:MODEL, such as openai:gpt-5.1; "
         hint = f"{form}there are: {', '.join(sorted(available))}"
-        if model_string := _suggest_model(name, available):
-            hint = f"did you mean {model_string!r}? {hint}"
-        elif similar := find_similar(name, available):
-            hint = f"did you mean {similar!r}?"
+        suggestions = _suggest_models(name, rest, available)
+        if suggestion := next(filter(_has_valid_form, suggestions), ""):
+            hint = f"did you mean {suggestion!r}?" + (f" {hint}" if form else "")
         raise CannotConnect(f"no provider named {name!r} in {model!r}; {hint}")
     return available[name](rest, **settings)
 
@@ -73,13 +73,31 @@ _MODEL_PROVIDERS = {"gpt": "openai", "chatgpt": "openai", "claude": "anthropic",
 """The providers of models whose names are well known."""
 
 
-def _suggest_model(name: str, available: Mapping[str, object]) -> str:
-    """Return the model string for a model without its provider, or with a slash; empty if it is not known."""
+def _suggest_models(name: str, rest: str, available: Mapping[str, object]) -> Iterator[str]:
+    """Yield the model strings that one of an unknown provider may mean, the most likely first."""
     provider, slash, model = name.partition("/")
     if slash and provider in available:
-        return f"{provider}:{model}"
-    known = _MODEL_PROVIDERS.get(name.partition("-")[0])
-    return f"{known}:{name}" if known else ""
+        yield f"{provider}:{model}"
+    if known := _MODEL_PROVIDERS.get(name.partition("-")[0]):
+        yield f"{known}:{name}"
+    # Other libraries write the API of a provider into its name, as in "openai-responses:".
+    first_word = re.split(r"[-_]", name)[0]
+    if first_word in available:
+        yield f"{first_word}:{rest}"
+    if similar := find_similar(name, available):
+        yield f"{similar}:{rest}" if rest else similar
+    if known := _MODEL_PROVIDERS.get(rest.partition("-")[0]):
+        yield f"{known}:{rest}"
+
+
+def _has_valid_form(model: str) -> bool:
+    """Return whether a model string has what its provider needs: a model, and an address if it is a generic one."""
+    name, _, rest = model.partition(":")
+    if name == "practice":
+        return rest in ("", "practice")
+    if name in ADDRESS_PROVIDERS:
+        return "://" in rest and "#" in rest
+    return bool(rest) and "://" not in rest
 
 
 def names_address(model: str) -> bool:

@@ -233,12 +233,7 @@ def make_engine(
     api_key: str | None,
     settings: dict[str, Any],
 ) -> Engine:
-    """Return an engine with the client of a server, and with its settings.
-
-    Raises:
-        UnknownSetting: The engine has no setting with one of these names.
-    """
-    check_names(kind, model, settings)
+    """Return an engine with the client of a server, and with its settings, whose names were checked."""
     settings["make_client"], settings["scope"] = prepare_client(
         provider, base_url, api_key, settings
     )
@@ -246,15 +241,33 @@ def make_engine(
     return cast("Callable[..., Engine]", kind)(model, **settings)
 
 
-def check_names(kind: type[Engine], model: str, settings: Mapping[str, Any]) -> None:
-    """Check that an engine or its client has settings with these names.
+PROVIDER_SETTINGS = frozenset({"api_key", "base_url"})
+"""The settings of a provider that are not settings of its engines."""
+_DETERMINED_SETTINGS = frozenset({"make_client", "provider"})
+"""The settings of an engine that its provider determines."""
+
+
+def check_names(
+    kind: type[Engine],
+    model: str,
+    settings: Mapping[str, Any],
+    own: frozenset[str] = PROVIDER_SETTINGS,
+) -> None:
+    """Check that a provider, its engine or the client of it has settings with these names.
+
+    Args:
+        kind: The class of the engine.
+        model: The model, for the error.
+        settings: The settings of a caller of ``connect``.
+        own: Those of ``PROVIDER_SETTINGS`` that the provider accepts.
 
     Raises:
         UnknownSetting: One of them is unknown.
     """
-    accepted = _list_settings(kind) | ClientSettings.__optional_keys__
+    of_engine = (_list_settings(kind) | ClientSettings.__optional_keys__) - _DETERMINED_SETTINGS
+    accepted = of_engine | own
     for name in settings.keys() - accepted:
-        known = ConnectSettings.__optional_keys__ & (accepted | {"api_key", "base_url"})
+        known = ConnectSettings.__optional_keys__ & accepted
         raise UnknownSetting(name, known, f"the engine of {model!r}")
 
 

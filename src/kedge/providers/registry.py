@@ -86,12 +86,12 @@ class HostedProvider(Struct, frozen=True):
     settings: tuple[tuple[str, Any], ...] = (("lanes", 16), ("prompt_cache", True))
     """The settings of its engines, unless others are given."""
 
-    def __call__(self, model: str, **settings: Any) -> Engine:
+    def __call__(self, model: str, /, **settings: Any) -> Engine:
         """Return an engine for a model of this provider."""
         self._check_model(model)
+        check_names(getattr(engines, self.kind), model, settings)
         api_key = settings.pop("api_key", None) or read_variable(self.key_variable)
         base_url = settings.pop("base_url", None)
-        check_names(getattr(engines, self.kind), model, settings)
         if not api_key:
             raise CannotConnect(
                 f"no key for {self.name}:{model}: set {self.key_variable} in the environment, or pass api_key="
@@ -123,14 +123,20 @@ class HostedProvider(Struct, frozen=True):
         return self.base_url
 
 
-def connect_responses(rest: str, **settings: Any) -> Engine:
+_KEY_ONLY = frozenset({"api_key"})
+"""The setting of providers whose address is part of the model string, or known."""
+
+
+def connect_responses(rest: str, /, **settings: Any) -> Engine:
     """Return an engine for ``responses:<url>#model``: any server with the Responses API."""
+    check_names(engines.ResponsesEngine, rest, settings, _KEY_ONLY)
     base_url, model, api_key = _parse_address("responses", rest, settings)
     return _build_responses_engine("responses", model, base_url, api_key, **settings)
 
 
-def connect_chat(rest: str, **settings: Any) -> Engine:
+def connect_chat(rest: str, /, **settings: Any) -> Engine:
     """Return an engine for ``chat:<url>#model``: any server with the Chat Completions API."""
+    check_names(engines.ChatCompletionsEngine, rest, settings, _KEY_ONLY)
     base_url, model, api_key = _parse_address("chat", rest, settings)
     host = parse_address(base_url).host
     advice = Advice(
@@ -150,10 +156,11 @@ def find_chat_settings(host: str, model: str) -> dict[str, Any]:
     return {}
 
 
-def connect_ollama(model: str, **settings: Any) -> Engine:
+def connect_ollama(model: str, /, **settings: Any) -> Engine:
     """Return an engine for ``ollama:<model>``: Ollama on this machine, or at the address in ``OLLAMA_HOST``."""
     if not model:
         raise CannotConnect("the model is missing; write for example ollama:llama3.2")
+    check_names(engines.ChatCompletionsEngine, model, settings)
     settings["advice"] = Advice(
         unreachable="start it with: ollama serve",
         no_model=f"fetch it with: ollama pull {model}",
@@ -180,10 +187,11 @@ def resolve_ollama_url(host: str) -> str:
     return f"{parts.scheme}://{bracketed}:{port}{parts.path.rstrip('/')}/v1"
 
 
-def connect_practice(rest: str, **settings: Any) -> Engine:
+def connect_practice(rest: str, /, **settings: Any) -> Engine:
     """Return an engine for ``practice``: the built-in model, on a server inside this process."""
     if rest not in ("", "practice"):
         raise CannotConnect(f"there is only one practice model, which has no name; remove {rest!r}")
+    check_names(engines.ResponsesEngine, "practice", settings, _KEY_ONLY)
     settings.pop("api_key", None)  # a program that passes one can switch to this model
     from kedge.providers.practice_memory import get_embedded_server
 
