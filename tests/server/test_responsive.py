@@ -21,7 +21,9 @@ from kedge.server.models import (
     PracticeModel,
     Prompt,
 )
+from kedge.server.storage import items as stored_items
 from kedge.testing import TestServer, serve
+from kedge.text.json_text import decode
 from server.conftest import open_client
 from server.waiting import TIMEOUT, wait_until, wait_until_async
 from server.websocket_client import connect_client
@@ -251,3 +253,34 @@ def test_the_oldest_exchanges_of_many_are_dropped(http: httpx2.Client) -> None:
     assert (
         f"I can see {(seen - 5) // 105 + 1} messages" in answer["output"][0]["content"][0]["text"]
     )
+
+
+def test_each_stored_node_is_decoded_once_for_a_request(
+    server: TestServer, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """References to many items of one response cost one pass over it, and so do its items with their ids."""
+    items = [*[LETTER] * 200, {"role": "assistant", "content": "y"}, LETTER]
+    first = http.post("/v1/responses", json={"model": "m", "input": items}).json()
+    listed = http.get(f"/v1/responses/{first['id']}/input_items?limit=100").json()["data"]
+    decoded: list[int] = []
+
+    def count_decoded(data: bytes) -> Any:
+        decoded.append(len(data))
+        return decode(data)
+
+    monkeypatch.setattr(stored_items, "decode", count_decoded)
+    references = [{"type": "item_reference", "id": item["id"]} for item in listed]
+    body = {"model": "m", "input": [*references, *first["output"], LETTER]}
+    response = http.post("/v1/responses", json=body).json()
+    assert "I can see 102 messages" in response["output"][0]["content"][0]["text"]
+    assert len(decoded) == 2
+
+
+def test_many_tools_can_be_allowed(http: httpx2.Client) -> None:
+    """Each allowed tool is looked up among the tools of the request, and the first unknown one is an error."""
+    tools = [{"type": "function", "name": f"f{number}"} for number in range(5_000)]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": tools}
+    body = {"model": "m", "input": "Hello", "tools": tools, "tool_choice": choice}
+    assert http.post("/v1/responses", json=body).status_code == 200
+    answer = http.post("/v1/responses", json={**body, "tools": tools[:-1]})
+    assert "f4999" in answer.json()["error"]["message"]

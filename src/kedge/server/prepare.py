@@ -20,7 +20,7 @@ from kedge.server.schema import requests
 from kedge.server.state import ServerState
 from kedge.server.storage import context as contexts
 from kedge.server.storage.context import Context, LaneMemory
-from kedge.server.storage.items import has_compaction
+from kedge.server.storage.items import StoredItems, has_compaction
 from kedge.text.json_text import decode, encode
 
 if TYPE_CHECKING:
@@ -115,8 +115,9 @@ def resolve_request(
         requests.check_not_empty(body)
     key = make_key()
     given = object_forms.list_input(body.get("input") or [])
-    items = coherence.resolve_references(given, service.nodes)
-    coherence.check_request(history.context.coherence, items, service.nodes)
+    stored = StoredItems(service.nodes)
+    items = coherence.resolve_references(given, stored)
+    coherence.check_request(history.context.coherence, items, stored)
     return ResolvedRequest(key, history, items)
 
 

@@ -9,6 +9,7 @@ from kedge.server import coherence, errors, http
 from kedge.server.object_forms import Item, normalize_items
 from kedge.server.schema import requests
 from kedge.server.state import ServerState
+from kedge.server.storage.items import StoredItems
 from kedge.server.storage.responses import StoredConversation
 
 
@@ -100,7 +101,7 @@ def _prepare_items(
     service: ServerState, sent: Sequence[Item], existing: Sequence[Item]
 ) -> tuple[str, list[Item]]:
     key = service.nodes.new_key()
-    referred = coherence.resolve_references(sent, service.nodes)
+    referred = coherence.resolve_references(sent, StoredItems(service.nodes))
     coherence.check_duplicate_ids(coherence.EMPTY_COHERENCE.extend(existing), referred)
     coherence.check_encrypted_content(referred, service.cipher.decrypt)
     return key, normalize_items(referred, key)

@@ -11,7 +11,7 @@ other, the conversation is found, there are no stored prompts, the previous resp
 something to continue (``check_not_empty``), then coherence, then what the server supports.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, cast
 
@@ -156,16 +156,45 @@ def check_tool_choice(body: Mapping[str, Any], context: Sequence[Item]) -> None:
     choice = body.get("tool_choice")
     if choice in (None, "auto", "none"):
         return
-    offered = list(_flatten_namespaces(body.get("tools") or ()))
+    offered = _OfferedTools(_flatten_namespaces(body.get("tools") or ()))
     if choice == "required":
-        if not offered and not list(_iter_item_tools(context)):
+        if not offered and not any(_iter_item_tools(context)):
             raise errors.TOOLS_MISSING()
         return
     chosen: Sequence[ToolParam] = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
-    for one in chosen:
-        if not _is_offered(one, offered) and not _is_offered(one, list(_iter_item_tools(context))):
-            key = TOOL_NAME_KEYS.get(str(one.get("type")), "type")
-            raise errors.TOOL_NOT_OFFERED(choice=one.get(key))
+    missing = [tool for tool in chosen if tool not in offered]
+    if missing:
+        in_context = _OfferedTools(_iter_item_tools(context))
+        for tool in missing:
+            if tool not in in_context:
+                raise errors.TOOL_NOT_OFFERED(choice=tool.get(_get_name_key(tool)))
+
+
+class _OfferedTools:
+    """Tools by what a choice names: their name, or their type."""
+
+    def __init__(self, tools: Iterable[ToolParam]) -> None:
+        self._types: set[str] = set()
+        self._names: set[tuple[str, object]] = set()
+        for tool in tools:
+            self._types.add(tool["type"])
+            self._names.add((tool["type"], tool.get(_get_name_key(tool))))
+
+    def __bool__(self) -> bool:
+        return bool(self._types)
+
+    def __contains__(self, choice: ToolParam) -> bool:
+        kind = str(choice.get("type"))
+        key = _get_name_key(choice)
+        if key != "type":
+            return (kind, choice.get(key)) in self._names
+        # Versions of a tool share the beginning of their type: web_search_preview_2025_03_11.
+        return any(kind.startswith(each) or each.startswith(kind) for each in self._types)
+
+
+def _get_name_key(tool: ToolParam) -> str:
+    """Return the member by which a tool is chosen."""
+    return TOOL_NAME_KEYS.get(str(tool.get("type")), "type")
 
 
 def _iter_item_tools(context: Sequence[Item]) -> Iterator[ToolParam]:
@@ -180,15 +209,6 @@ def _flatten_namespaces(tools: Sequence[ToolParam]) -> Iterator[ToolParam]:
             yield from tool["tools"]
         else:
             yield tool
-
-
-def _is_offered(tool: ToolParam, offered: Sequence[ToolParam]) -> bool:
-    key = TOOL_NAME_KEYS.get(str(tool.get("type")), "type")
-    if key == "type":
-        # Versions of a tool share the beginning of their type: web_search_preview_2025_03_11.
-        kind = str(tool.get("type"))
-        return any(kind.startswith(one["type"]) or one["type"].startswith(kind) for one in offered)
-    return any(one["type"] == tool.get("type") and one.get(key) == tool.get(key) for one in offered)
 
 
 def check_json_mentioned(

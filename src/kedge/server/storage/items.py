@@ -5,7 +5,9 @@ context is cached. A node with a compaction is a *barrier*: the contexts of its 
 newest compaction item.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -93,21 +95,7 @@ class NodeRepository:
             raise LookupError(node)
         return self.load_context(row[0]).list_items() + decode(row[1])
 
-    def find_item(self, id: str) -> Item | None:
-        """Return a stored item, or None."""
-        items = (item for part in self._find(id) for item in decode(part))
-        return next((item for item in items if item["id"] == id), None)
-
-    def find_reasoning_before(self, id: str) -> str | None:
-        """Return the id of the reasoning item directly before this item in its model's output."""
-        before: Item | None = None
-        for item in decode(self._find(id)[1]):
-            if item["id"] == id:
-                return before["id"] if before and before["type"] == "reasoning" else None
-            before = item
-        return None
-
-    def _find(self, item_id: str) -> tuple[bytes, bytes]:
+    def read_items(self, item_id: str) -> tuple[bytes, bytes]:
         """Return the input and output of the node of an item; none if its items are only retained for its children."""
         parsed = self.keys.parse_id(ITEM_ID, item_id)
         if parsed is None:
@@ -174,6 +162,61 @@ class NodeRepository:
         context = extend_context(above, items, model_items, tokens, sum(map(len, content)))
         self.cache.put(node, parent, context)
         return context
+
+
+class StoredItems:
+    """The stored items that the items of one request name by their ids. Each node is read and decoded once.
+
+    Args:
+        nodes: The nodes.
+    """
+
+    def __init__(self, nodes: NodeRepository) -> None:
+        self._nodes = nodes
+        self._by_node: dict[str, _NodeItems] = {}
+
+    def find_item(self, id: str) -> Item | None:
+        """Return a stored item, or None."""
+        node = self._read_node(id)
+        return node.input.get(id) or node.output.get(id)
+
+    def find_reasoning_before(self, id: str) -> str | None:
+        """Return the id of the reasoning item directly before this item in its model's output."""
+        return self._read_node(id).reasoning.get(id)
+
+    def _read_node(self, item_id: str) -> "_NodeItems":
+        match = ITEM_ID.fullmatch(item_id)
+        if match is None:
+            return _NodeItems(NO_ITEMS, NO_ITEMS)
+        node = self._by_node.get(match[1])
+        if node is None:
+            node = _NodeItems(*self._nodes.read_items(item_id))
+            self._by_node[match[1]] = node
+        return node
+
+
+class _NodeItems:
+    """The items of one node by their ids, decoded when they are needed."""
+
+    def __init__(self, input: bytes, output: bytes) -> None:
+        self._input = input
+        self._output = output
+
+    @cached_property
+    def input(self) -> Mapping[str, Item]:
+        return {item["id"]: item for item in decode(self._input)}
+
+    @cached_property
+    def output(self) -> Mapping[str, Item]:
+        return {item["id"]: item for item in decode(self._output)}
+
+    @cached_property
+    def reasoning(self) -> Mapping[str, str]:
+        """The ids of the reasoning items directly before other items of the output."""
+        following = pairwise(self.output.values())
+        return {
+            item["id"]: before["id"] for before, item in following if before["type"] == "reasoning"
+        }
 
 
 def has_compaction(items: Sequence[Item]) -> bool:
