@@ -84,6 +84,32 @@ def test_a_conditional_plan_is_shown_as_such(server: TestServer, store_path: Pat
     assert len(server.requests) == sent
 
 
+def test_answers_of_several_models_have_their_names(server: TestServer, store_path: Path) -> None:
+    """Where two models answered, ``show`` and ``tree`` name the model of each answer; a provider only if needed."""
+    model = f"responses:{server.base_url}#one"
+    create_in_python(store_path, model)
+    assert "Model one" not in run_command("show", "plan").output
+    assert run_json("show", "plan")["models"] == {}
+    assert " one " not in run_command("tree", "plan").output
+    for other in (f"responses:{server.base_url}#two", "practice"):
+        assert run_command(*ASK, "--model", other).exit_code == 0
+    shown = run_command("show", "plan").output
+    assert [f"Model {name}\n" in shown for name in ("one", "two", "practice")] == [True] * 3
+    assert "Model one" not in run_command("show", "plan", "--last", "2").output
+    assert "Model practice" in run_command("show", "plan", "--last", "2").output
+    blocks = run_json("show", "plan")["blocks"]
+    answers = [block["id"] for block in blocks if block["kind"] == "assistant"]
+    named = run_json("show", "plan")["models"]
+    assert [named[answer] for answer in answers] == ["one", "two", "practice"]
+    tree = run_command("tree", "plan").output
+    assert [f" {name} " in tree for name in ("one", "two", "practice")] == [True] * 3
+    assert run_command(*ASK, "--model", f"responses:{server.base_url}#practice").exit_code == 0
+    shown = run_command("show", "plan").output
+    assert "Model practice:practice" in shown
+    assert "Model responses:practice" in shown
+    assert "Model one\n" in shown
+
+
 def test_inspect_says_why_the_last_answer_is_not_continued(
     server: TestServer, store_path: Path
 ) -> None:

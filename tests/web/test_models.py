@@ -49,6 +49,23 @@ def test_conversation_keeps_its_provider(empty_page: PageServer, openai: TestSer
     assert "<option selected>openai:practice</option><option>practice</option>" in html
 
 
+def test_answers_of_several_models_have_their_names(
+    empty_page: PageServer, openai: TestServer
+) -> None:
+    """The graph and the messages name the model of each answer, once a second model has answered."""
+    name = create_elsewhere(empty_page, "openai:gpt-a")
+    path = f"/conversations/{name}"
+    label = '<span class="who">Assistant</span><span class="hint">{}</span>'
+    assert label.format("gpt-a") not in empty_page.client.get(path).text
+    first = empty_page.get(f"/api{path}")["head"]
+    second = empty_page.post(f"/api{path}/turns", text="What is my name?", model="practice")
+    html = empty_page.client.get(path).text
+    assert [label.format(model) in html for model in ("gpt-a", "practice")] == [True, True]
+    assert [f'class="meta by">{model}<' in html for model in ("gpt-a", "practice")] == [True, True]
+    compared = empty_page.client.get(f"{path}/compare?left={first}&right={second['node']}").text
+    assert label.format("practice") in compared
+
+
 def test_a_plan_that_depends_on_a_probe_says_so(empty_page: PageServer, openai: TestServer) -> None:
     """The next plan of the page is a dry run: nothing is sent, and a condition is named."""
     openai.faults.set("anonymous")

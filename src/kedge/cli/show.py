@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import eq
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -34,6 +34,7 @@ from kedge.text.display import (
     sanitize_text,
     shorten_id,
 )
+from kedge.turns.frozen_json import EMPTY
 from kedge.turns.text_format import describe, describe_attachment
 
 FOLD_WIDTH = 100
@@ -62,23 +63,43 @@ def command(
             run_with_store(lambda opened: _follow(opened, conversation, last, full=full))
         return None
 
-    async def work(opened: Store) -> tuple[ConversationRow, Node, Sequence[turns.Block]]:
+    async def work(opened: Store) -> tuple[ConversationRow, Node, ShownBlocks]:
         row = await find_conversation(opened, conversation)
         node = await find_node(opened, row, at)
         if last is None:
-            return row, node, (await opened.load(row, node.id)).blocks
-        return row, node, await opened.last_blocks(row, last, node.id)
+            blocks = (await opened.load(row, node.id)).blocks
+        else:
+            blocks = await opened.last_blocks(row, last, node.id)
+        return row, node, await _name_models(opened, row, node, blocks)
 
-    row, node, blocks = run_with_store(work)
+    row, node, shown_blocks = run_with_store(work)
+    blocks = shown_blocks.blocks
 
     def show() -> None:
         count = pluralize(node.length, "block")
         shown = f"{count}, the last {len(blocks)} of them" if len(blocks) < node.length else count
         echo(dim(f"{sanitize_text(row.title or row.id)}, node {node.id}, {shown}"))
-        print_blocks(blocks, full=full)
+        print_blocks(blocks, full=full, models=shown_blocks.models)
 
     facts = {"id": row.id, "title": row.title, "node": node.id, "kind": node.kind}
-    return Result({**facts, "blocks": _dump(blocks)}, show)
+    return Result({**facts, "blocks": _dump(blocks), "models": shown_blocks.models}, show)
+
+
+class ShownBlocks(NamedTuple):
+    """Blocks, and the names of the models that wrote answers by block id, if there are several."""
+
+    blocks: Sequence[turns.Block]
+    models: Mapping[str, str]
+
+
+async def _name_models(
+    store: Store, row: ConversationRow, node: Node, blocks: Sequence[turns.Block]
+) -> ShownBlocks:
+    """Return the last blocks of the path to a node with the names of their models."""
+    tree = await trees.read_tree(store, row)
+    path = trees.path_to(tree, node.id)
+    offset = node.length - len(blocks)
+    return ShownBlocks(blocks, trees.name_answer_models(tree, path, blocks, offset))
 
 
 FOLLOW_SECONDS = 0.5
@@ -93,7 +114,9 @@ async def _follow(store: Store, name: str, last: int | None, *, full: bool) -> N
     row, head, shown = await find_conversation(store, name), -1, list[str]()
     while True:
         if row.head != head:
-            blocks = (await store.load(row)).blocks
+            node = await store.node(row, row.head)
+            loaded = (await store.load(row, node.id)).blocks
+            blocks, models = await _name_models(store, row, node, loaded)
             ids = [block.id for block in blocks]
             if head < 0 and last is not None:
                 shown = ids[:-last]
@@ -104,7 +127,7 @@ async def _follow(store: Store, name: str, last: int | None, *, full: bool) -> N
             for block in blocks[common:] if as_json else ():
                 echo_json(turns.dump_block(block))
             if not as_json:
-                print_blocks(blocks[common:], full=full)
+                print_blocks(blocks[common:], full=full, models=models)
             sys.stdout.flush()
             shown = ids
         await sleep(FOLLOW_SECONDS)
@@ -115,14 +138,23 @@ def _dump(blocks: Sequence[turns.Block]) -> list[dict[str, Any]]:
     return [turns.dump_block(block) for block in blocks]
 
 
-def print_blocks(blocks: Sequence[turns.Block], *, full: bool) -> None:
-    """Print blocks as a chat; blocks that are not messages are folded into one line."""
+def print_blocks(
+    blocks: Sequence[turns.Block], *, full: bool, models: Mapping[str, str] = EMPTY
+) -> None:
+    """Print blocks as a chat; blocks that are not messages are folded into one line.
+
+    Args:
+        blocks: The blocks.
+        full: Whether to print them in full.
+        models: The names of models to print with the blocks that they wrote, by block id.
+    """
     for block in blocks:
         text, attachments = block.text, _describe_attachments(block)
         if block.kind in HEADINGS and (text or attachments):
             heading, color = HEADINGS[block.kind]
             echo()
-            echo(click.style(heading, fg=color, bold=True) + dim(_format_origin(block)))
+            model = f" {sanitize_text(models[block.id])}" if block.id in models else ""
+            echo(click.style(heading, fg=color, bold=True) + dim(model + _format_origin(block)))
             if text:
                 echo(wrap_text(sanitize_text(text)))
             for line in attachments:
@@ -224,6 +256,8 @@ class AnnotatedTree:
     tree: trees.StoredTree
     conversations: Sequence[ConversationRow]
     blocks: Mapping[int, turns.Block]
+    models: Mapping[int, str]
+    """The model of each response by node, if several models answered."""
 
     def heads(self, number: int) -> list[str]:
         """Return labels of the conversations with their head here; ``head`` for the selected one."""
@@ -273,10 +307,12 @@ class AnnotatedTree:
 
 async def load_tree(store: Store, row: ConversationRow) -> AnnotatedTree:
     """Read a tree of any size in three queries."""
+    tree = await trees.read_tree(store, row)
     return AnnotatedTree(
-        await trees.read_tree(store, row),
+        tree,
         await trees.list_tree_conversations(store, row),
         await trees.load_last_blocks(store, row),
+        trees.name_models(tree.responses),
     )
 
 
@@ -351,6 +387,8 @@ def _format_node(tree: AnnotatedTree, node: Node, now: float) -> str:
     parts = [dim(str(node.id)), "resent" if is_resent else node.kind]
     if response and response.provider_response_id:
         parts.append(dim(sanitize_text(shorten_id(response.provider_response_id))))
+    if node.id in tree.models:
+        parts.append(dim(sanitize_text(tree.models[node.id])))
     if response and response.sent_bytes:
         parts.append(dim(f"{format_size(response.sent_bytes)} sent"))
     for mark, text in tree.marks(node, now).items():

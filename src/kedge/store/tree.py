@@ -9,7 +9,8 @@ deep.
 """
 
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from operator import add
 from typing import Literal, TypeVar
 
@@ -22,7 +23,7 @@ from kedge.planning.anchors import is_expired
 from kedge.planning.plan import is_fallback_reason
 from kedge.store import conversations
 from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree
-from kedge.store.records import ConversationRow, Node, has_failed
+from kedge.store.records import ANSWERED_STATUSES, ConversationRow, Node, has_failed
 from kedge.store.responses import select_responses
 from kedge.store.store import read
 from kedge.store.stored_blocks import decode_blocks, preview_body
@@ -351,6 +352,70 @@ def read_tree(tx: Tx, conversation: ConversationRow) -> StoredTree:
 def path_to(tree: StoredTree, node: int) -> list[Node]:
     """Return the nodes from the root to this one."""
     return _walk_up({each.id: each for each in tree.nodes}, node)
+
+
+BlockRange = tuple[Node, int, int]
+"""The blocks that a node added: node, start index, end index."""
+
+
+def iter_block_ranges(path: Sequence[Node]) -> Iterator[BlockRange]:
+    """Yield the block range that each node of a path added."""
+    limits: list[int] = []
+    limit = path[-1].length if path else 0
+    for node in reversed(path):
+        limits.append(min(node.length, limit))
+        limit = min(limit, node.kept)
+    for node, stop in zip(path, reversed(limits), strict=True):
+        yield node, min(node.kept, stop), stop
+
+
+def name_models(responses: Mapping[int, RequestRecord]) -> dict[int, str]:
+    """Return the name of the model of each response, by node, if several models answered; else an empty dict.
+
+    The name has the provider in front where several providers have a model of this name.
+    """
+    answered = {
+        (row.provider, row.model)
+        for row in responses.values()
+        if row.model and row.status in ANSWERED_STATUSES
+    }
+    if len(answered) < 2:
+        return {}
+    providers = Counter(model for _, model in answered)
+    return {
+        node: f"{row.provider}:{row.model}" if providers[row.model] > 1 else row.model
+        for node, row in responses.items()
+        if row.model
+    }
+
+
+def name_answer_models(
+    tree: StoredTree, path: Sequence[Node], blocks: Sequence[Block], offset: int = 0
+) -> dict[str, str]:
+    """Return the name of the model that wrote each answer of a path, by block id; see `name_models`.
+
+    Args:
+        tree: The tree.
+        path: The nodes from the root.
+        blocks: The last blocks of the path.
+        offset: The number of blocks before these.
+    """
+    models = name_models(tree.responses)
+    if not models:
+        return {}
+    nodes = {
+        row.provider_response_id: node
+        for node, row in tree.responses.items()
+        if row.provider_response_id
+    }
+    names: dict[str, str] = {}
+    for node, start, stop in iter_block_ranges(path):
+        for block in blocks[max(start - offset, 0) : max(stop - offset, 0)]:
+            # Where history was rewritten, a node has the blocks of earlier responses.
+            answered_at = node.id if node.id in tree.responses else nodes.get(block.response_id, 0)
+            if isinstance(block, AssistantBlock) and answered_at in models:
+                names[block.id] = models[answered_at]
+    return names
 
 
 @read

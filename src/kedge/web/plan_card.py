@@ -5,7 +5,7 @@ Everything on a card is in the record of the request. The first part compares th
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import takewhile
@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from kedge.store import RequestRecord, StoredExchange
 from kedge.text.display import pluralize
 from kedge.turns import AssistantBlock, Block, SystemBlock, UserBlock, dump_block
+from kedge.turns.frozen_json import EMPTY
 from kedge.turns.text_format import describe
 from kedge.web.transcript import MessageView, MessageViews, indent_json
 
@@ -55,9 +56,17 @@ def block_text(block: Block) -> str:
     return block.text if isinstance(block, UserBlock | AssistantBlock | SystemBlock) else ""
 
 
-def build_diff(left: Sequence[Block], right: Sequence[Block]) -> tuple[tuple[DiffRow, ...], int]:
-    """Return the differences of two paths, and the number of blocks that are the same."""
-    messages = [MessageViews(blocks).render() for blocks in (left, right)]
+def build_diff(
+    left: Sequence[Block], right: Sequence[Block], models: Mapping[str, str] = EMPTY
+) -> tuple[tuple[DiffRow, ...], int]:
+    """Return the differences of two paths, and the number of blocks that are the same.
+
+    Args:
+        left: The blocks of one path.
+        right: The blocks of the other path.
+        models: The names of the models that wrote answers, by block id, if there are several.
+    """
+    messages = [MessageViews(blocks, models=models).render() for blocks in (left, right)]
     rows: list[DiffRow] = []
     common, words = 0, 0
     for tag, i1, i2, j1, j2 in _match_blocks(left, right):

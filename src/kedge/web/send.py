@@ -33,7 +33,7 @@ from kedge.events.run import (
 )
 from kedge.middleware import two_phase
 from kedge.planning.explain import format_headline
-from kedge.store.tree import path_to, read_tree
+from kedge.store.tree import iter_block_ranges, path_to, read_tree
 from kedge.text.display import HEALING_TEXTS, format_size
 from kedge.turns.attachments import split_data_url
 from kedge.web import schemas
@@ -41,7 +41,6 @@ from kedge.web.openapi import RequestError
 from kedge.web.runs import TurnRun
 from kedge.web.service import EDITED_KEY, ConversationService, OpenConversation, read_instructions
 from kedge.web.shapes import EditShape, WorkflowShape, shape_plan, shape_reply
-from kedge.web.transcript import iter_block_ranges
 from kedge.workflows.roles import new_workflow_id
 
 OpenStream = Callable[[], ConversationStream]

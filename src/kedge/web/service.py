@@ -151,7 +151,8 @@ class ConversationService:
             node = await self._find_view_of(row, tree, node, block)
         loaded, nodes = await self.store.load(row, node), trees.path_to(tree, node)
         blocks = loaded.blocks
-        messages = MessageViews(blocks, await self._load_previous_texts(row, nodes, blocks))
+        previous = await self._load_previous_texts(row, nodes, blocks)
+        messages = MessageViews(blocks, previous, trees.name_answer_models(tree, nodes, blocks))
         exchanges, ranges = split_exchanges(nodes, messages, tree.responses)
         omitted = 0 if show_all else max(len(exchanges) - MAX_EXCHANGES, 0)
         chosen = chain.shown_nodes.get(node, 0)
@@ -169,6 +170,7 @@ class ConversationService:
             "model_problem": problem,
             "status": self.status(summary),
             "layout": layout,
+            "answer_models": trees.name_models(tree.responses),
             "node": node,
             "chosen": chosen,  # the shown node that represents the selected one; 0 if there is none
             "chosen_label": _node_label(chain, chosen),
@@ -220,7 +222,9 @@ class ConversationService:
             if question == node or any(run.has_asked(question) for run in runs):
                 continue
             path = trees.path_to(tree, each.end.id)
-            messages = MessageViews((await self.store.load(row, each.end.id)).blocks)
+            blocks = (await self.store.load(row, each.end.id)).blocks
+            models = trees.name_answer_models(tree, path, blocks)
+            messages = MessageViews(blocks, models=models)
             found, ranges = split_exchanges(path, messages, tree.responses)
             exchanges += [exchange for exchange in found if exchange.question == question]
             if pending := find_pending(path, ranges, messages):
@@ -235,7 +239,10 @@ class ConversationService:
         chain = trees.build_response_graph(tree, self.clock())
         ends = [(await self.store.find_node(row, parse_position(end))).id for end in (left, right)]
         blocks = [(await self.store.load(row, end)).blocks for end in ends]
-        rows, common = await to_thread.run_sync(build_diff, blocks[0], blocks[1])
+        models: dict[str, str] = {}
+        for end, listed in zip(ends, blocks, strict=True):
+            models |= trees.name_answer_models(tree, trees.path_to(tree, end), listed)
+        rows, common = await to_thread.run_sync(build_diff, blocks[0], blocks[1], models)
         labels = [_node_label(chain, chain.shown_nodes.get(end, end)) for end in ends]
         totals = [_own_totals(tree, end, other) for end, other in (ends, ends[::-1])]
         return {

@@ -19,6 +19,7 @@ from kedge.security.urls import is_safe_link
 from kedge.store import Hit, Node, RequestRecord
 from kedge.store.records import ANSWERED_STATUSES
 from kedge.store.search_query import WORD, Query, fold_text
+from kedge.store.tree import BlockRange, iter_block_ranges
 from kedge.text.json_text import encode_indented
 from kedge.tools import OUTCOME_KEY
 from kedge.turns.frozen_json import thaw
@@ -27,8 +28,6 @@ from kedge.web.schemas import IMAGE_TYPES
 HINT_LENGTH = 120
 """The maximum number of characters in the line of a folded block."""
 _OUTCOME_TAGS = {"ok": (), "refused": ("refused",), "cancelled": ("cancelled",)}
-BlockRange = tuple[Node, int, int]
-"""The blocks that a node added: node, start index, end index."""
 IMAGE_PREFIXES = tuple(f"data:{name};" for name in IMAGE_TYPES)
 
 
@@ -60,6 +59,8 @@ class MessageView:
     tags: tuple[str, ...] = ()
     previous: str | None = None
     """The text before the block was edited; None if it was not."""
+    model: str = ""
+    """The model that wrote it; empty if one model wrote all answers of the conversation."""
     html: Markup | None = None
     """Shown instead of ``source``, if there is any: the differences to another message."""
 
@@ -70,13 +71,18 @@ class MessageViews:
     Args:
         blocks: The blocks.
         previous: The texts of edited blocks before their edit, by block id.
+        models: The names of the models that wrote answers, by block id, if there are several.
     """
 
     def __init__(
-        self, blocks: Sequence[turns.Block], previous: Mapping[str, str] | None = None
+        self,
+        blocks: Sequence[turns.Block],
+        previous: Mapping[str, str] | None = None,
+        models: Mapping[str, str] | None = None,
     ) -> None:
         self.blocks = blocks
         self._previous = previous or {}
+        self._models = models or {}
         calls = (block for block in blocks if isinstance(block, turns.ToolCallBlock))
         self._names = {block.call_id: block.name for block in calls}
 
@@ -86,7 +92,12 @@ class MessageViews:
         """Return the messages of a range of blocks, with further tags."""
         views = [_render_block(block, self._names) for block in self.blocks[start:stop]]
         return tuple(
-            replace(view, previous=self._previous.get(view.id), tags=(*view.tags, *tags))
+            replace(
+                view,
+                previous=self._previous.get(view.id),
+                model=self._models.get(view.id, ""),
+                tags=(*view.tags, *tags),
+            )
             for view in views
         )
 
@@ -196,17 +207,6 @@ def find_pending(
         return None
     asked = (tuple(ranges), (0, 0), end.created_at, question.parent, question.id)
     return ExchangeView(messages, end.id, None, *asked, has_progress=end.kind == "results")
-
-
-def iter_block_ranges(path: Sequence[Node]) -> Iterator[BlockRange]:
-    """Yield the block range that each node of a path added."""
-    limits: list[int] = []
-    limit = path[-1].length if path else 0
-    for node in reversed(path):
-        limits.append(min(node.length, limit))
-        limit = min(limit, node.kept)
-    for node, stop in zip(path, reversed(limits), strict=True):
-        yield node, min(node.kept, stop), stop
 
 
 def _render_block(block: turns.Block, names: Mapping[str, str]) -> MessageView:
