@@ -296,6 +296,34 @@ def test_ctrl_c_ends_a_chat_that_waits_for_lines(monkeypatch: pytest.MonkeyPatch
     assert run_command("chat").exit_code == 130
 
 
+def test_an_open_chat_is_not_continued_while_it_is_being_deleted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A message after the deletion was scheduled elsewhere is rejected, and the chat continues after the undo."""
+    path = tmp_path / "kedge" / "kedge.db"
+
+    schedule = "UPDATE conversations SET delete_at = 1e12"
+    lines = ["My name is Ada.", "What is my name?", "/undo", "/fork", "Who am I?"]
+    changes = {"What is my name?": schedule, "Who am I?": schedule.replace("1e12", "NULL")}
+
+    def read(_: str) -> str:
+        if not lines:
+            raise EOFError
+        line = lines.pop(0)
+        if line in changes:
+            execute(path, changes[line])
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
+    done = run_command("chat", "-c", "harbour")
+    assert done.output.count("is about to be deleted; undo that to continue it") == 3
+    questions = [
+        block for block in run_json("show", "harbour")["blocks"] if block["kind"] == "user"
+    ]
+    texts = [block["parts"][0]["text"] for block in questions]
+    assert texts == ["My name is Ada.", "Who am I?"]
+
+
 def test_practice_model_without_stored_responses_gets_full_conversation(tmp_path: Path) -> None:
     """``kedge inspect`` predicts the loss, and tables that cannot be used are reported."""
     invoke_chat("My name is Ada.\n", "-c", "harbour")

@@ -49,6 +49,7 @@ ROW_CALLS: dict[str, Callable[[Store, ConversationRow, Node], Awaitable[object]]
     "pending": lambda store, row, _: store.pending(row),
     "read_tree": lambda store, row, _: read_tree(store, row),
     "renew": lambda store, row, _: store.renew(row, "k", owner="a", lease=0),
+    "require_continuable": lambda store, row, _: store.require_continuable(row),
     "responses": lambda store, row, _: store.responses(row),
     "schedule_delete": lambda store, row, _: store.schedule_delete(row, 1.0),
     "settle": lambda store, row, node: store.settle(row, "k", node.id),

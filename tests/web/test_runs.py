@@ -9,6 +9,7 @@ from kedge.store import RequestRecord
 from kedge.turns import tool_call, user
 from kedge.web.service import ConversationService
 from server.gated_model import GatedModel
+from server.waiting import wait_until
 from web.conftest import PageServer
 from web.test_api import parse_events
 
@@ -68,7 +69,7 @@ def test_stopped_turn_stores_partial_answer(gated: PageServer, gate: GatedModel)
     assert blocks[-1]["parts"][0]["text"] == "answer "
     html = gated.client.get(f"/conversations/{name}").text
     assert "This answer was stopped." in html
-    assert gate.cancelled == ["wait for me"]
+    wait_until(lambda: gate.cancelled == ["wait for me"])
     question = stopped["node"] - 1
     gate.open_gate()
     resumed = gated.post(f"/api/conversations/{name}/resume", node=question)
@@ -80,6 +81,29 @@ def test_stopped_turn_stores_partial_answer(gated: PageServer, gate: GatedModel)
     assert "This answer was stopped." not in gated.client.get(f"/conversations/{name}").text
 
 
+def test_scheduled_deletion_stops_a_run_and_keeps_its_answer(
+    gated: PageServer, gate: GatedModel
+) -> None:
+    """No message follows until the deletion is undone; the partial answer of the run is there then."""
+    name = gated.create_conversation()
+    start_turn(gated, name, "wait for it")
+    path = f"/api/conversations/{name}"
+    assert gated.client.delete(f"{path}?undo=3600").status_code == 204
+    wait_until(lambda: gate.cancelled)
+    for method, where, body in (
+        ("POST", "turns", {"text": "Again"}),
+        ("POST", "fork", {}),
+        ("POST", "resume", {"node": 2}),
+        ("POST", "edit", {"block": "b", "text": "x"}),
+    ):
+        answer = gated.client.request(method, f"{path}/{where}", json=body)
+        assert answer.status_code == 404, where
+        assert "is about to be deleted" in answer.json()["error"]["message"]
+    gated.post(f"{path}/restore")
+    kinds = [node["response"]["status"] for node in gated.get(f"{path}/chain")["nodes"]]
+    assert kinds == ["cancelled"]
+
+
 def test_deleted_conversation_stops_its_run(gated: PageServer, gate: GatedModel) -> None:
     """Deleting a conversation cancels its model call, not that of another one; nothing is written afterwards."""
     name, other = gated.create_conversation(), gated.create_conversation()
@@ -88,7 +112,7 @@ def test_deleted_conversation_stops_its_run(gated: PageServer, gate: GatedModel)
     assert gated.client.delete(f"/api/conversations/{name}").status_code == 204
     events = parse_events(gated.client.get(f"/api/conversations/{name}/runs/{run}").text)
     assert events[-1]["type"] == "cancelled"
-    assert gate.cancelled == ["wait for me"]
+    wait_until(lambda: gate.cancelled == ["wait for me"])
     assert [each["id"] for each in gated.get("/api/conversations", show="all")["data"]] == [other]
     gate.open_gate()
 

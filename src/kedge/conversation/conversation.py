@@ -655,6 +655,7 @@ class Conversation(LazyConversation):
             turn = loaded.turn()
         else:
             turn, shared = await _get_async(other)._require_turn(), 0  # noqa: SLF001
+        await self.store.require_continuable(self.row)  # before the request is paid for
         # The engine is used without middleware, so the filters of the middleware are applied here.
         filters = find_filters(self.engine)
         turn = filters.apply_to_turn(turn, ("input",))
@@ -824,6 +825,7 @@ class Conversation(LazyConversation):
         If an answer does not have the requested type, the run continues with a correction.
         """
         if not point.done:
+            await self.store.require_continuable(self.row)  # before tools run
             return await self._build_task(point.node.id, key=key)
         try:
             reply = await self._adopt_answer(point.node, schema)

@@ -14,7 +14,7 @@ from kedge.errors import InvalidSetting, KedgeError, NotInStore
 from kedge.event_loops import AsyncResource, SharedLock, SharedResource, run_to_end
 from kedge.planning import ConversationState, set_state
 from kedge.store import ConversationRow, Node, Store
-from kedge.store.conversations import reject_deleted
+from kedge.store.conversations import reject_scheduled
 from kedge.text.display import pluralize
 from kedge.turns import Block, Turn
 
@@ -193,7 +193,7 @@ class LazyConversation(AsyncResource):
 
     async def _adopt(self, found: ConversationRow) -> None:
         """Continue at the head of a row that was read, unless it is about to be deleted."""
-        reject_deleted(found)
+        reject_scheduled(found)
         row = self._apply_settings(found)
         loaded = await self.store.load_short(row, MAX_LOADED_BLOCKS)
         if isinstance(loaded, Node):

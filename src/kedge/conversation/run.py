@@ -242,14 +242,21 @@ class ConversationRun:
         return find_running(self.stream.reached) is not None
 
     async def _save_outgoing(self, turn: Turn) -> None:
-        """Store the blocks that are about to be sent."""
+        """Store the blocks that are about to be sent.
+
+        Raises:
+            NotInStore: The conversation was deleted or is about to be deleted, so that nothing is sent.
+        """
         await self._save_answer()
         kind: NodeKind = "results" if self.question_saved else "asked"
         key = "" if self.question_saved else self.task.key
         self.question_saved = True
-        if not has_same_blocks(self.checkpoint.turn, turn):
+        is_stored = has_same_blocks(self.checkpoint.turn, turn)
+        if not is_stored:
             accounts = self.recorder.drain_telemetry()
             await self.checkpoint.save(turn, kind, accounts=accounts, asked_for=key)
+        if is_stored or kind == "results":  # a new question would not have been stored
+            await self.store.require_continuable(self.checkpoint.row)
 
     async def _save_answer(self, head: int | None = None) -> None:
         """Store the last finished answer."""

@@ -271,12 +271,25 @@ def schedule_delete(tx: Tx, name: str | ConversationRow, at: float | None) -> Co
     return select_conversation(tx, row.id)
 
 
-def reject_deleted(row: ConversationRow) -> None:
-    """Raise ``NotInStore`` if a conversation is about to be deleted."""
+def reject_scheduled(row: ConversationRow) -> None:
+    """Raise ``NotInStore`` if a conversation is about to be deleted, so that it is not continued."""
     if row.delete_at is not None:
         raise NotInStore(
             f"conversation {row.id!r} is about to be deleted; undo that to continue it"
         )
+
+
+def require_continuable(tx: Tx, conversation: ConversationRow) -> None:
+    """Check that a conversation still exists and is not about to be deleted.
+
+    Args:
+        tx: The transaction.
+        conversation: The conversation, as it was read.
+
+    Raises:
+        NotInStore: It was deleted, or is about to be deleted.
+    """
+    reject_scheduled(resolve(tx, conversation))
 
 
 def get_conversation(tx: Tx, name: str | ConversationRow) -> ConversationRow:

@@ -21,6 +21,7 @@ from kedge.store.conversations import (
     insert_conversation,
     lock_names,
     lock_tree_shared,
+    require_continuable,
     require_conversation,
     select_conversation,
     select_head,
@@ -58,6 +59,8 @@ from kedge.turns.frozen_json import EMPTY
 
 NODE_COLUMNS = ", ".join(f"n.{name}" for name in Node.__struct_fields__)
 """The columns of the fields of a `Node`, in their order."""
+COMPLETING_KINDS: tuple[NodeKind, ...] = ("answered", "results", "failed")
+"""The kinds of nodes that complete a question. A conversation that is about to be deleted gets only such nodes."""
 _NODE_VALUES = (*Node.__struct_fields__[1:], "checksum")
 _INSERT_NODE = f"INSERT INTO nodes ({', '.join(_NODE_VALUES)}) VALUES ({marks(_NODE_VALUES)})"
 _SELECT_LAST_BODIES = (
@@ -71,6 +74,7 @@ WITH alive AS (
     SELECT c.number FROM conversations c JOIN nodes p ON p.tree = c.tree JOIN nodes root ON root.id = c.tree
     WHERE c.number = %(conversation)s AND c.id = %(id)s AND c.namespace = %(namespace)s
         AND p.id = %(parent)s AND p.length = %(kept)s
+        AND (c.delete_at IS NULL OR %(kind)s IN ({", ".join(map(repr, COMPLETING_KINDS))}))
     FOR KEY SHARE OF root, c, p
 ), given AS (
     SELECT decode(block ->> 0, 'hex') AS hash, decode(block ->> 1, 'hex') AS id_hash,
@@ -390,8 +394,9 @@ def fork_conversation(
         title: The title of the fork.
 
     Raises:
-        NotInStore: The conversation or the node does not exist.
+        NotInStore: The conversation or the node does not exist, or the conversation is about to be deleted.
     """
+    require_continuable(tx, conversation)
     get_node(tx, conversation, at)
     new = replace(conversation, id=new_id("conv"), title=validate_title(title))
     number = insert_conversation(tx, new, tx.clock())
@@ -414,8 +419,9 @@ def move_head(tx: Tx, conversation: ConversationRow, node: Node, *, head: int) -
 
     Raises:
         HeadConflict: The head is at another node, and was not moved.
-        NotInStore: The conversation or the node was deleted.
+        NotInStore: The conversation or the node was deleted, or the conversation is about to be deleted.
     """
+    require_continuable(tx, conversation)
     get_node(tx, conversation, node.id)
     if not swap_head(tx, conversation.number, head, node.id, tx.clock()):
         raise HeadConflict(conversation.id, node.id, select_head(tx, conversation.number))
@@ -467,7 +473,8 @@ def insert_node(
 
     Raises:
         InvalidTurn: The path would have two blocks with one id.
-        NotInStore: The conversation or the parent was deleted.
+        NotInStore: The conversation or the parent was deleted, or the conversation is about to be deleted and the node
+            does not complete a question.
     """
     _check_ids_differ(blocks)
     length = parent.length
@@ -487,6 +494,8 @@ def insert_node(
             return Node(added, parent.tree, branch, *columns), moved
     lock_tree_shared(tx, parent.tree)
     _lock_parent(tx, conversation, parent)
+    if kind not in COMPLETING_KINDS:
+        require_continuable(tx, conversation)
     _check_ids_are_new(tx, parent, kept, blocks)
     # If another node has continued the branch, a link conflicts, and the transaction is run again.
     query = "SELECT 1 FROM links WHERE branch = ? AND place = ?"

@@ -247,6 +247,7 @@ class Store(AsyncResource):
     update_with = write(conversation_table.update_with)
     fork = write(nodes.fork_conversation)
     schedule_delete = write(conversation_table.schedule_delete)
+    require_continuable = read(conversation_table.require_continuable)
     list_scheduled = read(conversation_table.list_scheduled)
     list_expired = read(conversation_table.list_expired)
     list_older = read(conversation_table.list_older)
@@ -414,7 +415,8 @@ class Store(AsyncResource):
             InvalidTurn: Two of the blocks have one id, or the path to the parent has a block with the id of a new one.
                 Nothing was added.
             HeadConflict: The head is at another node. The new node is stored; the error names it.
-            NotInStore: The conversation or the parent was deleted.
+            NotInStore: The conversation or the parent was deleted. A conversation that is about to be deleted gets only
+                what completes a question: answers, tool results and failed requests.
             ResponseStored: Another process has stored this response of the background, and nothing was added.
         """
         stored_blocks = [to_stored_block(block) for block in blocks]

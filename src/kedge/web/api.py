@@ -15,7 +15,7 @@ from kedge.conversation.lookup import MODEL_KEY, add_candidates
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
 from kedge.server.sse import EventStreamResponse, encode_data
-from kedge.store.conversations import reject_deleted
+from kedge.store.conversations import reject_scheduled
 from kedge.store.nodes import parse_position
 from kedge.store.summaries import list_labels, load_attached
 from kedge.store.tree import build_response_graph, read_tree
@@ -102,10 +102,12 @@ async def change_conversation(
 async def delete_conversation(call: ApiCall, query: schemas.DeleteQuery) -> Response:
     """Delete a conversation permanently."""
     row = await call.store.conversation(call.id)
-    await call.service.runs.stop_all(row.id)
     if query.undo:
+        # Before the runs are stopped, so that none is started meanwhile; their answers are still stored.
         await call.service.deletions.schedule(call.store, row, query.undo)
+        await call.service.runs.stop_all(row.id)
     else:
+        await call.service.runs.stop_all(row.id)
         await call.store.delete(row)
         for engine in call.service.models.engines:
             await delete_unused_objects(engine, call.store)
@@ -200,7 +202,7 @@ def _follow(run: TurnRun) -> EventStreamResponse:
 async def list_runs(call: ApiCall) -> shapes.RunList:
     """List the running turns."""
     row = await call.store.conversation(call.id)
-    reject_deleted(row)
+    reject_scheduled(row)
     data = [shapes.RunShape.model_validate(run) for run in call.service.runs.list(row.id)]
     return shapes.RunList(head=row.head, data=data)
 
