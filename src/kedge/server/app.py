@@ -219,7 +219,7 @@ async def _repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
 
 async def _purge(service: ServerState) -> None:
     """Delete expired responses in small batches."""
-    while await service.run(service.purge):
+    while await service.run(service.purge, is_long=True):
         await checkpoint()
 
 

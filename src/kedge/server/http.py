@@ -198,7 +198,7 @@ def in_database(
                 sent = await read_checked(request, check, empty=empty)
                 await precount_request(sent.body, is_long=sent.is_long)
                 arguments.append(sent.body)
-            return respond_json(await get_service(request).run(work, *arguments))
+            return respond_json(await get_service(request).run(work, *arguments, is_long=True))
 
         return answer
 

@@ -22,6 +22,7 @@ from kedge.server.storage import context as contexts
 from kedge.server.storage.context import Context, LaneMemory
 from kedge.server.storage.items import StoredItems, has_compaction
 from kedge.text.json_text import decode, encode
+from kedge.text.large_json import LARGE_BYTES
 
 if TYPE_CHECKING:
     from kedge.server.storage.postgres import ClaimedResponse
@@ -78,6 +79,11 @@ class ResponseDraft(NamedTuple):
     model: Model
     input_json: bytes = b""
     idempotency_key: str | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether storing the response takes more than some milliseconds."""
+        return len(self.input_json) > LARGE_BYTES
 
 
 class ResolvedRequest(NamedTuple):
@@ -242,6 +248,16 @@ def _build_draft(
         skip_model=triggered or body.get("generate") is False,
         model=model,
     )
+
+
+def reads_history(service: ServerState, body: Body, unstored: LaneMemory | None = None) -> bool:
+    """Return whether the history of a request, of any size, may have to be read from the database."""
+    previous = body.get("previous_response_id")
+    if previous is None:
+        return body.get("conversation") is not None
+    if unstored is not None and unstored.memory.find(previous) is not None:
+        return False
+    return not service.nodes.is_cached(previous)
 
 
 def find_history(service: ServerState, body: Body, unstored: LaneMemory | None = None) -> History:

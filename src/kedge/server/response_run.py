@@ -35,6 +35,7 @@ from kedge.server.storage.context import EMPTY_CONTEXT, Context, LaneMemory, ext
 from kedge.server.storage.items import has_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
 from kedge.text.json_text import encode
+from kedge.text.large_json import LARGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -384,8 +385,11 @@ class ResponseRun(Generation):
         if self._result_fields is object_forms.QUEUED_FIELDS:
             await emit(await self.service.run(self._start_queued))
         elif self.is_streamed:
-            if self._state == "unwritten":
-                await self.service.run(self.begin)
+            if self._state == "unwritten" and self._draft.store:
+                self._state = (
+                    "in_progress"  # before the wait, in which the response may be cancelled
+                )
+                await self.service.run(self._insert, is_long=self._draft.is_large)
             await emit(self._encode_states("created", "in_progress"))
         if self._draft.compacted is not None:
             await emit(await self._compact(self._draft.compacted))
@@ -462,7 +466,8 @@ class ResponseRun(Generation):
         if is_unsettled and self.before_settle is not None:
             self.before_settle()
         if is_unsettled or self._locked is not None:
-            self.service.submit(self._release, self._failure if is_unsettled else None)
+            failure = self._failure if is_unsettled else None
+            self.service.submit(self._release, failure, is_long=self._draft.is_large)
 
     def _release(self, failure: tuple[str, ApiError | str | None] | None) -> None:
         """Unlock the conversation, and then store the failure of an unsettled response."""
@@ -478,8 +483,8 @@ class ResponseRun(Generation):
 
     def _handle_wait(self) -> None:
         super()._handle_wait()
-        # On a database of several servers this would be a round trip, and useless for its client.
-        if self._state != "unwritten" or self.service.claims is not None:
+        # If it took long, or a round trip, this would be useless for the client.
+        if self._state != "unwritten" or self._draft.is_large or not self.service.is_database_free:
             return
         # The loop calls this method, so nothing else would report an error.
         try:
@@ -498,10 +503,13 @@ class ResponseRun(Generation):
     def begin(self) -> None:
         """Store the response as in progress or queued, before its client receives the id."""
         if self._draft.store:
-            barrier = has_compaction(self._draft.input)
-            queued = self._result_fields is object_forms.QUEUED_FIELDS
-            self.service.responses.begin(self._entry, barrier=barrier, queued=queued)
             self._state = "in_progress"
+            self._insert()
+
+    def _insert(self) -> None:
+        barrier = has_compaction(self._draft.input)
+        queued = self._result_fields is object_forms.QUEUED_FIELDS
+        self.service.responses.begin(self._entry, barrier=barrier, queued=queued)
 
     async def _complete(self) -> None:
         draft, writer = self._draft, self._writer
@@ -516,7 +524,8 @@ class ResponseRun(Generation):
         if draft.store:
             if self.before_settle is not None:
                 self.before_settle()
-            await self.service.run(self._store_result, result, output)
+            is_long = draft.is_large or len(output) > LARGE_BYTES
+            await self.service.run(self._store_result, result, output, is_long=is_long)
         if self._unstored is not None:
             context = None if draft.store else self._build_context(len(output))
             self._unstored.memory.store(self._unstored.lane, self.id, context)

@@ -114,6 +114,11 @@ class ServerState:
         self.conversations = ConversationRepository(self._database, self.nodes)
         self._views[namespace] = self
 
+    @property
+    def is_database_free(self) -> bool:
+        """Whether statements can be run in the thread of the loop, now and without a round trip."""
+        return self._database.is_free
+
     async def reserve_tokens(
         self, input_tokens: int, max_output_tokens: int | None
     ) -> TokenReservation | None:

@@ -47,11 +47,13 @@ async def create(request: Request) -> Any:
     record: RecordedRequest | None = request.scope.get(RECORD_KEY)
     key = _get_idempotency_key(request) if unstored is None else None
     if key is not None:
-        repeated = await service.run(_find_repeated, service, body, key)
+        repeated = await service.run(_find_repeated, service, body, key, is_long=True)
         if repeated is not None:
             return await _repeat_response(request, *repeated, body.get("stream"))
     new_key = service.nodes.new_key
-    resolved = await service.run(prepare.resolve_request, service, body, new_key, unstored)
+    resolve = partial(prepare.resolve_request, service, body, new_key, unstored)
+    reads_much = sent.is_long or prepare.reads_history(service, body, unstored)
+    resolved = await service.run(resolve, is_long=reads_much)
     build = partial(
         prepare.build_draft, service, body, resolved, on_socket=on_socket, idempotency_key=key
     )
@@ -59,7 +61,8 @@ async def create(request: Request) -> Any:
     max_tokens = 0 if draft.skip_model else draft.prompt.max_tokens
     reservation = await service.reserve_tokens(draft.usage.input, max_tokens)
     try:
-        run, log = await service.run(_open_run, service, background, draft, unstored, record)
+        open_run = partial(_open_run, service, background, draft, unstored, record)
+        run, log = await service.run(open_run, is_long=draft.is_large)
     except BaseException:
         await service.access.settle(reservation, 0)
         raise
@@ -149,7 +152,7 @@ async def retrieve(request: Request) -> Any:
         raise errors.INVALID_VALUE(path="stream", value=stream, supported="'true' and 'false'")
     if stream == "true":
         return await _replay_stream(service, request)
-    return http.respond_encoded(await service.run(_read_response, service, request))
+    return http.respond_encoded(await service.run(_read_response, service, request, is_long=True))
 
 
 async def _replay_stream(service: ServerState, request: Request) -> Response:
@@ -185,7 +188,8 @@ async def cancel(request: Request) -> Response:
     run = background.jobs.get(request.path_params["id"])
     if run is not None:
         run.cancel()
-    return http.respond_encoded(await service.run(_cancel_response, service, request))
+    cancelled = await service.run(_cancel_response, service, request, is_long=True)
+    return http.respond_encoded(cancelled)
 
 
 def _cancel_response(service: ServerState, request: Request) -> bytes:
@@ -226,9 +230,10 @@ async def _count_input(
 ) -> tuple[str, list[Item], ModelInput]:
     """Return the key of a request, its items in full form, and the input of a model."""
     service = http.get_service(request)
-    resolve = partial(prepare.resolve_request, needs_input=needs_input)
     new_key = object_forms.new_unstored_key
-    resolved = await service.run(resolve, service, sent.body, new_key)
+    resolve = partial(prepare.resolve_request, service, sent.body, new_key, needs_input=needs_input)
+    reads_much = sent.is_long or prepare.reads_history(service, sent.body)
+    resolved = await service.run(resolve, is_long=reads_much)
     count = partial(prepare.count_input, service, sent.body, resolved)
     items, model_input = await compute(count, is_long=sent.is_long or resolved.is_long)
     return resolved.key, items, model_input

@@ -10,8 +10,11 @@ import sqlite3
 import time
 import weakref
 from abc import ABC, abstractmethod
+from asyncio import Future, get_running_loop, shield
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -70,12 +73,23 @@ class ServerDatabase(ABC):
     def transact(self, work: Callable[[], T]) -> T:
         """Run the statements of a function as one transaction. After a conflict it is run again."""
 
+    @property
     @abstractmethod
-    async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Call a function that runs statements, after all functions that were submitted before."""
+    def is_free(self) -> bool:
+        """Whether statements can be run in the thread of the loop, now and without a round trip."""
 
     @abstractmethod
-    def submit(self, work: Callable[..., object], *args: Any) -> None:
+    async def run(self, work: Callable[..., T], *args: Any, is_long: bool = False) -> T:
+        """Call a function that runs statements, after all functions that were submitted before.
+
+        Args:
+            work: The function.
+            *args: Its arguments.
+            is_long: Whether it may read or write megabytes, for which the loop must not wait.
+        """
+
+    @abstractmethod
+    def submit(self, work: Callable[..., object], *args: Any, is_long: bool = False) -> None:
         """Schedule a function that runs statements, without waiting for it.
 
         If it fails because of an outage or a full disk, it is called again when the database can be used.
@@ -213,8 +227,10 @@ def may_succeed_later(error: StoreError) -> bool:
 class SQLiteServerDatabase(ServerDatabase):
     """A connection to a database with the current schema, for the thread of the server.
 
-    Statements take microseconds, so they are run in the calling thread. Before each of them it is checked that the
-    files are those that were opened, and again after it if it has written: see `kedge.database.file_identity`.
+    Statements take microseconds, so they are run in the calling thread. Functions that may read or write megabytes are
+    called in another thread, in order, and so are all others until it has nothing left to do: only one thread at a time
+    uses the connection. Before each statement it is checked that the files are those that were opened, and again after
+    it if it has written: see `kedge.database.file_identity`.
 
     Args:
         path: The file, or ``:memory:``.
@@ -235,9 +251,11 @@ class SQLiteServerDatabase(ServerDatabase):
         self._failed: deque[Callable[[], object]] = deque(maxlen=MAX_FAILED)
         self._has_failed_to_write = False
         self._convert = use_practice_tables if in_store else str
+        self._thread = ThreadPoolExecutor(1, "kedge-responses")
+        self._queued = 0
         try:
             file = _prepare_file(path)
-            # Opened in the thread that creates the app, used in the thread of its loop.
+            # Opened in the thread that creates the app, used in the thread of its loop and in the one above.
             self._connection = sqlite.open_connection(
                 file.as_uri() if file else sqlite.MEMORY,
                 wait_seconds=STORE_WAIT_SECONDS if in_store else 0.0,
@@ -289,15 +307,44 @@ class SQLiteServerDatabase(ServerDatabase):
         self._files.check()
         return result
 
-    async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Call a function that runs statements."""
+    @property
+    def is_free(self) -> bool:
+        """Whether the other thread has nothing to do."""
+        return not self._queued
+
+    async def run(self, work: Callable[..., T], *args: Any, is_long: bool = False) -> T:
+        """Call a function that runs statements, to its end also if the caller is cancelled."""
+        call = partial(self._call_and_retry, work, *args)
+        if is_long or self._queued:
+            return await shield(self._queue(call))
+        return call()
+
+    def submit(self, work: Callable[..., object], *args: Any, is_long: bool = False) -> None:
+        """Call a function that runs statements; after a failure it is called again."""
+        call = partial(self._attempt_or_retain, partial(work, *args))
+        if is_long or self._queued:
+            self._queue(call)
+        else:
+            call()
+
+    def _queue(self, call: Callable[[], T]) -> Future[T]:
+        """Call a function in the other thread."""
+        self._queued += 1
+        called = get_running_loop().run_in_executor(self._thread, copy_context().run, call)
+        called.add_done_callback(self._count_called)
+        return called
+
+    def _count_called(self, _: object) -> None:
+        self._queued -= 1
+
+    def _call_and_retry(self, work: Callable[..., T], *args: Any) -> T:
+        """Call a function, and then those that failed before."""
         result = self._call(work, *args)
         self.call_failed()
         return result
 
-    def submit(self, work: Callable[..., object], *args: Any) -> None:
-        """Call a function that runs statements; after a failure it is called again."""
-        call = partial(work, *args)
+    def _attempt_or_retain(self, call: Callable[[], object]) -> None:
+        """Call a submitted function, and retain it if it has failed and may succeed later."""
         if not self._attempt(call):
             self._failed.append(call)
 
@@ -331,7 +378,7 @@ class SQLiteServerDatabase(ServerDatabase):
         """Raise a `StoreError` if the file was replaced, or if a write has failed and one would fail now."""
         self._files.check()
         if self._has_failed_to_write:
-            self._call(sqlite.check_writing, self._connection)
+            await self.run(sqlite.check_writing, self._connection)
             self._has_failed_to_write = False
 
     def lock_conversation(self, id: str, node: int | None) -> bool:
@@ -350,7 +397,8 @@ class SQLiteServerDatabase(ServerDatabase):
         self._call(sqlite.empty_journal, self._connection)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file after all functions that were submitted."""
+        self._thread.shutdown()
         try:
             if not self.in_store:
                 self.execute("DELETE FROM kedge_server_facts WHERE name = 'open'")

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from kedge.database.responses import NO_ITEMS, lock_deletions, slice_from_compaction
-from kedge.server.object_forms import ITEM_ID, Item, NodeKeys, count_items
+from kedge.server.object_forms import ITEM_ID, RESPONSE_ID, Item, NodeKeys, count_items
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, ContextCache, extend_context
 from kedge.server.storage.database import ServerDatabase
 from kedge.text.json_text import decode, encode
@@ -113,6 +113,11 @@ class NodeRepository:
         if node is None:
             return EMPTY_CONTEXT
         return self.cache.get(node) or self._read_context(node)
+
+    def is_cached(self, response_id: str) -> bool:
+        """Return whether the context that ends with a response is in memory."""
+        parsed = self.keys.parse_id(RESPONSE_ID, response_id)
+        return parsed is not None and self.cache.get(parsed[0]) is not None
 
     def list_items(self, node: int | None) -> list[Item]:
         """Return every item up to a node, including those before a compaction."""

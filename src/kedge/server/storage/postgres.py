@@ -286,7 +286,12 @@ class PostgresServerDatabase(ServerDatabase):
 
         return work() if getattr(self._current, "transaction", None) else self.pool.run_write(run)
 
-    async def run(self, work: Callable[..., T], *args: Any) -> T:
+    @property
+    def is_free(self) -> bool:
+        """False: each statement is a round trip."""
+        return False
+
+    async def run(self, work: Callable[..., T], *args: Any, is_long: bool = False) -> T:
         """Call a function in the thread of the database, after all functions that were submitted before.
 
         It is called even if the caller is cancelled, so that it releases its locks, but not after it waited
@@ -306,7 +311,7 @@ class PostgresServerDatabase(ServerDatabase):
 
         return await shield(get_running_loop().run_in_executor(self._thread, call))
 
-    def submit(self, work: Callable[..., object], *args: Any) -> None:
+    def submit(self, work: Callable[..., object], *args: Any, is_long: bool = False) -> None:
         """Schedule a function in the thread of the database; after an outage it is called again."""
 
         def call() -> None:
