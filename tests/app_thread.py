@@ -13,8 +13,8 @@ from kedge.server.uvicorn_server import LimitedServer, bind, stop_listening
 class ThreadServer(LimitedServer):
     """A server that starts and stops immediately, where uvicorn polls ten times a second."""
 
-    def __init__(self, app: Any) -> None:
-        super().__init__(app)
+    def __init__(self, app: Any, **options: Any) -> None:
+        super().__init__(app, **options)
         self.ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
@@ -42,10 +42,13 @@ class ThreadServer(LimitedServer):
 
 
 @contextmanager
-def serve_app(app: Any) -> Iterator[str]:
-    """Serve an app in a thread and yield its address: ``http://127.0.0.1:<port>``."""
+def serve_app(app: Any, **options: Any) -> Iterator[str]:
+    """Serve an app in a thread and yield its address: ``http://127.0.0.1:<port>``.
+
+    The options are those of the server.
+    """
     with bind("127.0.0.1", 0) as listener:
-        server = ThreadServer(app)
+        server = ThreadServer(app, **options)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
         thread.start()
         try:

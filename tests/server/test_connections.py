@@ -1,295 +1,387 @@
-"""Connections of all servers: what a client may send, and when its connection ends."""
+"""How many connections a server has, and which of them it closes, over real sockets."""
 
 import asyncio
 import http.client
-import io
-import itertools
 import json
 import logging
+import re
+import resource
+import select
 import socket
+import subprocess
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, cast
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
-from starlette.responses import PlainTextResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.frames import Frame, Opcode
+from websockets.sync.client import connect as connect_socket
 
 from app_thread import serve_app
 from for_each import for_each
-from kedge.mcp.server import create_http_app, create_mcp_server
-from kedge.server.access import AccessPolicy
-from kedge.server.connections import READ_BYTES
+from forked import ForkedProcess
+from kedge.proxy import create_proxy_app
+from kedge.server.connections import find_address, get_descriptor_limit, name_client
 from kedge.server.settings import Limits
+from kedge.server.uvicorn_server import LimitedServer, bind
 from kedge.testing import serve
-from kedge.tools import Toolbox
-from proxy.running import serve_proxy
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until
 
-TOKEN = "secret"
-CHUNKED = "transfer-encoding: chunked\r\n"
-JSON = "content-type: application/json\r\n"
-BODY = json.dumps({"model": "m", "input": "hello"}).encode()
-MOST_BYTES = 32_000_000
-"""More than the buffers of a connection hold, so that a server that has received less has read and dropped some."""
+RUN_LIMITED = """
+import resource, sys
+from kedge.__main__ import main
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv.pop(1)), int(sys.argv.pop(1))))
+main()
+"""
+"""A program that runs a command with a soft and a hard limit of descriptors."""
+GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+class RunningCommand:
+    """A server in a process of its own.
+
+    Args:
+        process_id: The id of the process.
+        port: Its port.
+        log: What it has written to standard error.
+    """
+
+    def __init__(self, process_id: int, port: int, log: Path) -> None:
+        self.process_id = process_id
+        self.port = port
+        self.log = log
+
+    def connect(self, client: str) -> socket.socket:
+        """Connect to the server from an address of this machine."""
+        return connect(self.port, client)
+
+    def list_records(self) -> list[str]:
+        """Return the log records, except those of requests."""
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if "kedge.access" not in line]
 
 
 @contextmanager
-def serve_responses() -> Iterator[str]:
-    """Run the server of `kedge serve`."""
-    with serve(token=TOKEN) as server:
-        yield server.url
+def run_command(name: str, folder: Path, soft: int, hard: int) -> Iterator[RunningCommand]:
+    """Run a server with these limits of descriptors until the block ends."""
+    options = {
+        "serve": ["--db", ":memory:", "--no-page", "--store", str(folder / "store.db")],
+        "proxy": ["--db", ":memory:", "--upstream", "http://127.0.0.1:1/v1"],
+        "mcp": ["--http", "--allow-write", "--store", str(folder / "store.db")],
+    }
+    log = folder / "log.txt"
+    with log.open("wb") as errors:
+        command = ["-c", RUN_LIMITED, str(soft), str(hard), name, "--port", "0", *options[name]]
+        process = ForkedProcess(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    assert process.stdout is not None
+    try:
+        port = int(re.findall(r"127\.0\.0\.1:(\d+)", process.stdout.readline())[0])
+        yield RunningCommand(process.pid, port, log)
+    finally:
+        process.kill()
+        process.communicate()
 
 
-@contextmanager
-def serve_forwarding() -> Iterator[str]:
-    """Run the server of `kedge proxy`, in front of one of `kedge serve`."""
-    with serve() as upstream, serve_proxy(upstream.base_url, token=TOKEN) as url:
-        yield url
+def connect(port: int, client: str = "127.0.0.1") -> socket.socket:
+    """Connect to a server from an address of this machine."""
+    return socket.create_connection(("127.0.0.1", port), TIMEOUT, source_address=(client, 0))
 
 
-@contextmanager
-def serve_mcp() -> Iterator[str]:
-    """Run the server of `kedge mcp --http`."""
-
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    with serve_app(create_http_app(create_mcp_server(Toolbox(add)), AccessPolicy(TOKEN))) as url:
-        yield url
-
-
-Serve = Callable[[], AbstractContextManager[str]]
-SERVERS: dict[str, tuple[Serve, str, str]] = {
-    "serve": (serve_responses, "/v1/responses", f"Authorization: Bearer {TOKEN}"),
-    "proxy": (serve_forwarding, "/v1/responses", f"X-Kedge-Token: {TOKEN}"),
-    "mcp": (serve_mcp, "/mcp", f"Authorization: Bearer {TOKEN}"),
-}
-"""Each server with a token, the path of a request, and the header with its token."""
-
-
-def open_connection(url: str) -> socket.socket:
-    """Open a connection to a server."""
-    host, _, port = url.removeprefix("http://").removesuffix("/v1").partition(":")
-    return socket.create_connection((host, int(port)), TIMEOUT)
-
-
-def format_head(path: str, *headers: str) -> bytes:
-    """Return the head of a request."""
-    return "".join([f"POST {path} HTTP/1.1\r\nhost: localhost\r\n", *headers, "\r\n"]).encode()
-
-
-def format_request(path: str, *headers: str, body: bytes = BODY) -> bytes:
-    """Return a request with a JSON body."""
-    return format_head(path, JSON, *headers, f"content-length: {len(body)}\r\n") + body
-
-
-def format_chunk(data: bytes) -> bytes:
-    """Return a chunk of a body."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def receive_all(connection: socket.socket) -> bytes:
-    """Return what a server sends until it closes the connection."""
-    received = b""
-    with suppress(ConnectionResetError):
-        while chunk := connection.recv(65_536):
-            received += chunk
-    return received
-
-
-def parse_answer(connection: socket.socket) -> tuple[int, bytes]:
-    """Return the status and the body of the next response, as a client reads it."""
+def read_status(connection: socket.socket) -> int:
+    """Return the status of the next response, or 0 if the server closes the connection without one."""
     response = http.client.HTTPResponse(connection)
-    response.begin()
-    return response.status, response.read()
+    try:
+        response.begin()
+    except (http.client.RemoteDisconnected, ConnectionError):
+        return 0
+    response.read()
+    return response.status
 
 
-@for_each("name", SERVERS)
-def test_a_trailer_is_no_header(name: str) -> None:
-    """A token in a trailer does not authenticate, and the request before it is rejected without a token."""
-    run, path, token = SERVERS[name]
-    with run() as url, open_connection(url) as connection:
-        body = format_chunk(BODY) + f"0\r\n{token}\r\nX-Other: 1\r\n\r\n".encode()
-        connection.sendall(format_head(path, JSON, CHUNKED) + body)
-        status, _ = parse_answer(connection)
-    assert status == 401
+def request_health(connection: socket.socket) -> int:
+    """Return the status of a request on a connection."""
+    connection.sendall(GET)
+    return read_status(connection)
 
 
-ENDLESS = {
-    "headers": ("", b"", b"a: b\r\n"),
-    "one header": ("", b"", b"a"),
-    "trailers": (CHUNKED, b"\r\n0\r\n", b"a: b\r\n"),
-    "one trailer": (CHUNKED, b"\r\n0\r\n", b"a"),
-    "size of a chunk": (CHUNKED, b"\r\n", b"0"),
-    "extension of a chunk": (CHUNKED, b"\r\n5;", b"a"),
-    "extension of the last chunk": (CHUNKED, b"\r\n0;", b"a"),
-}
-"""Headers of a request, how it continues, and what it repeats without an end."""
+def count_open(connections: list[socket.socket]) -> int:
+    """Return how many of these connections, on which the server sends nothing, it has not closed."""
+    closed = select.poll()
+    for connection in connections:
+        closed.register(connection, select.POLLIN)
+    return len(connections) - len(closed.poll(0))
 
 
-@for_each("part", ENDLESS)
-@for_each("name", SERVERS)
-def test_what_has_no_end_has_a_limit(name: str, part: str) -> None:
-    """A connection is closed when a part of a request that is retained until its end does not end."""
-    run, path, token = SERVERS[name]
-    header, start, repeated = ENDLESS[part]
-    head = format_head(path, JSON, f"{token}\r\n", header).removesuffix(b"\r\n")
-    data = repeated * (MOST_BYTES // len(repeated))
-    with run() as url, open_connection(url) as connection:
-        connection.sendall(head + start)
-        with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            connection.sendall(data)
-
-
-ANSWERED_REQUESTS = 1_500
-"""The number of requests with which a server would read more than the buffers hold, at one read for each of them."""
-
-
-def test_requests_that_wait_on_one_connection_have_a_limit() -> None:
-    """A server does not read ahead while it answers, although it watches whether the client leaves."""
-    numbers = itertools.count(1)
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer after some turns of the loop, in which the end of the connection would be noticed."""
-        if scope["type"] != "http":
-            return
-        await receive()
-        watching = asyncio.create_task(cast("Coroutine[Any, Any, Message]", receive()))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        watching.cancel()
-        is_last = next(numbers) == ANSWERED_REQUESTS
-        response = PlainTextResponse("", headers={"connection": "close"} if is_last else None)
-        await response(scope, receive, send)
-
-    request = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    with serve_app(answer) as url, open_connection(url) as connection:
-        receiver = threading.Thread(target=receive_all, args=(connection,))
-        receiver.start()
-        with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            connection.sendall(request * (ANSWERED_REQUESTS * READ_BYTES // len(request)))
-        receiver.join(TIMEOUT)
-
-
-@for_each("is_answered", [True, False])
-def test_a_malformed_body_ends_the_connection_without_an_error(
-    caplog: pytest.LogCaptureFixture, is_answered: bool
+@pytest.mark.parametrize(("name", "most"), [("serve", 204), ("proxy", 102), ("mcp", 204)])
+def test_a_client_with_too_many_connections_shuts_nobody_out(
+    tmp_path: Path, name: str, most: int
 ) -> None:
-    """Neither a body that becomes malformed before the response nor one after it leaves a traceback."""
-    headers = (JSON, CHUNKED, "" if is_answered else f"authorization: Bearer {TOKEN}\r\n")
-    with serve(token=TOKEN) as server, open_connection(server.url) as connection:
-        connection.sendall(format_head("/v1/responses", *headers) + format_chunk(b"{"))
-        if is_answered:
-            assert parse_answer(connection)[0] == 401
-        else:
-            wait_until(lambda: server.requests)
-        connection.sendall(b"no size of a chunk\r\n")
-        received = receive_all(connection)
-    assert received[:12] == (b"" if is_answered else b"HTTP/1.1 400")
-    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+    """A server has a quarter of its connections for one client, and the log one record about more."""
+    with run_command(name, tmp_path, 64, 256) as server, ExitStack() as stack:
+        # The soft limit was raised to the hard one; a proxy needs two descriptors for each connection.
+        assert resource.prlimit(server.process_id, resource.RLIMIT_NOFILE) == (256, 256)
+        held = [stack.enter_context(server.connect("127.0.0.1")) for _ in range(400)]
+        for client in ("127.0.0.1", "127.0.0.2"):
+            with server.connect(client) as connection:
+                assert request_health(connection) == (404 if name == "mcp" else 200)
+        wait_until(lambda: count_open(held) <= most // 4)
+        assert count_open(held) >= most // 4 - 1
+        wait_until(server.list_records)
+        [record] = server.list_records()
+    assert f"127.0.0.1 has a quarter of the {most} possible connections" in record
 
 
-def finish_sending(connection: socket.socket, data: bytes) -> None:
-    """Send data, and close this direction of the connection."""
-    connection.sendall(data)
-    connection.shutdown(socket.SHUT_WR)
+def test_a_server_without_descriptors_closes_idle_connections(tmp_path: Path) -> None:
+    """The connections of many clients, and files, use up the descriptors; a new client is served nevertheless."""
+    with run_command("serve", tmp_path, 40, 40) as server, ExitStack() as stack:
+        for number in range(10, 20):
+            for _ in range(8):
+                stack.enter_context(server.connect(f"127.0.0.{number}"))
+        with server.connect("127.0.0.1") as connection:
+            assert request_health(connection) == 200
+        [record] = server.list_records()
+    assert "a connection could not be accepted: Too many open files" in record
 
 
-@for_each("name", SERVERS)
-def test_a_client_that_finished_sending_is_answered(name: str) -> None:
-    """A client may close its direction after the request; then the server closes the connection, too."""
-    run, path, token = SERVERS[name]
-    with run() as url, open_connection(url) as connection:
-        finish_sending(connection, format_request(path, f"{token}\r\n"))
-        received = receive_all(connection)
-    # The MCP server rejects what is no message of its protocol.
-    assert received[:12] == (b"HTTP/1.1 406" if name == "mcp" else b"HTTP/1.1 200")
-    assert received.endswith(b"}")
+class HoldingApp:
+    """An app that answers when the test allows it, and accepts WebSockets."""
+
+    def __init__(self) -> None:
+        self.held = threading.Semaphore(0)
+        self._release = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        routes = [
+            Route("/healthz", self.answer),
+            Route("/hold", self.hold),
+            WebSocketRoute("/socket", self.accept),
+        ]
+        self.app = Starlette(routes=routes)
+
+    async def answer(self, _: Request) -> Response:
+        """Answer at once."""
+        return Response()
+
+    async def hold(self, _: Request) -> Response:
+        """Answer when the test allows it."""
+        self._loop = asyncio.get_running_loop()
+        self.held.release()
+        await self._release.wait()
+        return Response()
+
+    async def accept(self, websocket: WebSocket) -> None:
+        """Accept a WebSocket until it is closed."""
+        await websocket.accept()
+        try:
+            await websocket.receive_text()
+        except WebSocketDisconnect:
+            return
+
+    def release(self) -> None:
+        """Answer the requests that wait."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._release.set)
 
 
-def test_a_client_that_finished_sending_gets_every_answer() -> None:
-    """All requests that arrived before the end are answered, in order; the start of another one is dropped."""
-    with serve() as server, open_connection(server.url) as connection:
-        request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
-        streamed = json.dumps({"model": "m", "input": "hello", "stream": True}).encode()
-        stream = format_request("/v1/responses", body=streamed)
-        finish_sending(connection, request + stream + request + b"GET /healthz HT")
-        received = receive_all(connection)
-    assert received.count(b"HTTP/1.1 200 OK") == received.count(b"HTTP/1.1") == 3
-    assert b"data: [DONE]\n\n" in received
-    assert received.endswith(b'{"status":"ok"}')
+MOST = 8
+"""The number of connections of a server of the tests below; one client has two of them."""
+
+
+@contextmanager
+def serve_few(app: HoldingApp, **options: Any) -> Iterator[int]:
+    """Run a server with few connections, and yield its port."""
+    each = get_descriptor_limit() // 10
+    with serve_app(app.app, descriptors_each=each, **options) as url:
+        yield int(url.rpartition(":")[2])
 
 
 @pytest.fixture
-def probed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let servers probe clients without a delay."""
-    monkeypatch.setattr("kedge.server.connections.PROBE_SECONDS", 0)
+def holding() -> HoldingApp:
+    """Return an app that answers when the test allows it."""
+    return HoldingApp()
 
 
-class ReceivedBytes:
-    """What a connection received, which the client of the standard library reads in place of a socket."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, _: str) -> io.BytesIO:
-        """Return the data as a file."""
-        return io.BytesIO(self._data)
-
-
-def parse_received(data: bytes) -> tuple[int, bytes]:
-    """Return the status and the body of a complete response, as a client reads it."""
-    response = http.client.HTTPResponse(cast("Any", ReceivedBytes(data)))
-    response.begin()
-    return response.status, response.read()
-
-
-PROBES = {False: b"HTTP/1.1 100 Continue\r\n\r\n" * 2, True: b"\r\n00"}
-"""How the bytes end that a client receives up to the second probe, before or in a stream."""
-
-
-@pytest.mark.usefixtures("probed_at_once")
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_finished_sending_waits_for_a_slow_answer(stream: bool) -> None:
-    """The probes of its connection change neither the status nor the body."""
-    model = GatedModel()
-    raw = json.dumps({"model": "m", "input": "wait", "stream": stream}).encode()
-    with serve(model=model) as server, open_connection(server.url) as connection:
-        finish_sending(connection, format_request("/v1/responses", body=raw))
-        received = b""
-        while not received.endswith(PROBES[stream]):
-            received += connection.recv(65_536)
-        model.open_gate()
-        status, body = parse_received(received + receive_all(connection))
-    assert status == 200
-    assert b"answer to wait" in body
-    assert body.endswith(b"data: [DONE]\n\n" if stream else b"}")
+def test_the_longest_idle_connection_of_a_client_is_closed(
+    holding: HoldingApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is that whose last request was answered first, and other clients keep theirs."""
+    with serve_few(holding) as port, ExitStack() as stack:
+        other = stack.enter_context(connect(port, "127.0.0.2"))
+        first = stack.enter_context(connect(port))
+        second = stack.enter_context(connect(port))
+        for connection in (other, first, second, first):
+            assert request_health(connection) == 200
+        third = stack.enter_context(connect(port))
+        assert request_health(third) == 200
+        assert read_status(second) == 0
+        assert request_health(first) == 200
+        fourth = stack.enter_context(connect(port))
+        assert request_health(fourth) == 200
+        assert read_status(third) == 0
+        for connection in (first, fourth, other):
+            assert request_health(connection) == 200
+    records = [each.getMessage() for each in caplog.records if each.name == "kedge.server"]
+    assert [each.partition(";")[0] for each in records] == [
+        f"127.0.0.1 has a quarter of the {MOST} possible connections"
+    ]
 
 
-@pytest.mark.usefixtures("probed_at_once")
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_left_is_noticed(stream: bool) -> None:
-    """A client that closed its connection after it received everything so far cancels its response."""
-    model = GatedModel()
-    raw = json.dumps({"model": "m", "input": "wait", "stream": stream}).encode()
-    with serve(model=model) as server:
-        with open_connection(server.url) as connection:
-            connection.sendall(format_request("/v1/responses", body=raw))
-            wait_until(lambda: model.waiting)
-            while stream and b"answer " not in connection.recv(65_536):
-                pass
-        wait_until(lambda: model.cancelled)
+def test_a_connection_with_a_request_is_not_closed(holding: HoldingApp) -> None:
+    """A new connection of a client all of whose connections are in use is rejected, and accepted when one is not."""
+    with serve_few(holding) as port, ExitStack() as stack:
+        busy = [stack.enter_context(connect(port)) for _ in range(2)]
+        for connection in busy:
+            connection.sendall(b"GET /hold HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert holding.held.acquire(timeout=TIMEOUT)
+        with connect(port) as rejected:
+            assert read_status(rejected) == 503
+        with connect(port, "127.0.0.2") as other:
+            assert request_health(other) == 200
+        holding.release()
+        assert [read_status(connection) for connection in busy] == [200, 200]
+        with connect(port) as accepted:
+            assert request_health(accepted) == 200
+
+
+def test_a_trusted_proxy_may_have_all_connections(holding: HoldingApp) -> None:
+    """Above the number of the server, the longest idle connection of all clients is closed."""
+    with serve_few(holding, trusted_proxies="::1, 127.0.0.0/30") as port, ExitStack() as stack:
+        held = [stack.enter_context(connect(port, "127.0.0.1")) for _ in range(MOST)]
+        for connection in held:
+            assert request_health(connection) == 200
+        with connect(port, "127.0.0.2") as connection:
+            assert request_health(connection) == 200
+        wait_until(lambda: count_open(held) == MOST - 1)
+        assert read_status(held[0]) == 0
+
+
+def test_websockets_count_until_they_are_closed(holding: HoldingApp) -> None:
+    """A WebSocket is not closed for a new connection, and makes room when it ends."""
+    with serve_few(holding) as port:
+        for _ in range(2):
+            with connect_socket(f"ws://127.0.0.1:{port}/socket"):
+                with connect_socket(f"ws://127.0.0.1:{port}/socket"), connect(port) as rejected:
+                    assert read_status(rejected) == 503
+
+                def is_accepted() -> bool:
+                    with connect(port) as connection:
+                        return request_health(connection) == 200
+
+                wait_until(is_accepted)
+
+
+class Peer:
+    """A transport that knows the address of its client only."""
+
+    def __init__(self, peer: Any) -> None:
+        self.peer = peer
+
+    def get_extra_info(self, name: str) -> Any:
+        """Return the address of the client."""
+        return self.peer if name == "peername" else None
+
+
+@for_each(
+    ("peer", "name"),
+    [
+        (("192.0.2.7", 1), "192.0.2.7"),
+        (("::ffff:192.0.2.7", 1, 0, 0), "192.0.2.7"),
+        (("2001:db8:1:2:3:4:5:6", 1, 0, 0), "2001:db8:1:2::/64"),
+        (("fe80::1%eth0", 1, 0, 3), "fe80::/64"),
+        ("", "a Unix socket"),
+    ],
+)
+def test_a_client_is_an_address_or_a_network_of_ipv6(peer: Any, name: str) -> None:
+    """One client has all addresses of its network of IPv6, so these count together."""
+    transport: Any = Peer(peer)
+    assert name_client(find_address(transport)) == name
+
+
+def start_reading_nothing(port: int, request: bytes) -> socket.socket:
+    """Send a request, and receive nothing but the start of its response."""
+    connection = connect(port)
+    connection.sendall(request)
+    connection.recv(1, socket.MSG_PEEK)
+    return connection
+
+
+def test_a_client_that_does_not_read_its_stream_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A server closes its connection after some time, says so, and cancels the response."""
+    body = json.dumps({"model": "m", "input": "x", "stream": True}).encode()
+    head = b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    request = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    limits = Limits(write_seconds=0)
+    with (
+        serve(model=GatedModel(words=1_000_000), limits=limits) as server,
+        start_reading_nothing(server.address[1], request),
+    ):
         wait_until(lambda: server.running == 0)
+    [record] = [each for each in caplog.records if "read nothing" in each.getMessage()]
+    assert record.levelno == logging.WARNING
+    assert "127.0.0.1" in record.getMessage()
+    assert not [each for each in caplog.records if each.levelno > logging.WARNING]
 
 
-def test_a_client_that_leaves_within_its_request_is_noticed() -> None:
-    """The rest of a body cannot arrive after the end, so the connection is closed at once."""
-    with serve(limits=Limits(read_seconds=TIMEOUT)) as server:
-        with open_connection(server.url) as connection:
-            finish_sending(connection, format_request("/v1/responses")[:-1])
-            assert receive_all(connection) == b""
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+def test_a_client_that_does_not_read_its_websocket_ends_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A WebSocket has the same deadline: its responses are cancelled, and the connection ends."""
+    message = b'{"type":"response.create","model":"m","input":"x"}'
+    frame = Frame(Opcode.TEXT, message).serialize(mask=True)
+    limits = Limits(write_seconds=0)
+    with (
+        serve(model=GatedModel(words=1_000_000), limits=limits) as server,
+        start_reading_nothing(server.address[1], HANDSHAKE) as connection,
+    ):
+        connection.sendall(frame)
+        wait_until(lambda: server.running == 1)
+        wait_until(lambda: server.call(lambda service: not service.sockets))
         assert server.running == 0
+    assert "read nothing of a response" in caplog.text
+    assert not [each for each in caplog.records if each.levelno > logging.WARNING]
+
+
+@for_each("path", ["/v1/models", "/v1/responses"])
+async def test_a_proxy_closes_the_upstream_for_a_client_that_does_not_read(
+    caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    """The upstream's response ends with the connection of the client."""
+    left = threading.Event()
+
+    async def write() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"data: {}\n\n" * 1_000
+                await asyncio.sleep(0)  # a server discards what it cannot send without waiting
+        finally:
+            left.set()
+
+    async def answer(_: Request) -> Response:
+        return StreamingResponse(write(), media_type="text/event-stream")
+
+    upstream = Starlette(routes=[Route(path, answer, methods=["GET", "POST"])])
+    body = b'{"model":"m","input":"Hi","stream":true}'
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    with serve_app(upstream) as url, bind("127.0.0.1", 0) as listener:
+        server = LimitedServer(create_proxy_app(f"{url}/v1"), write_seconds=0)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        port = listener.getsockname()[1]
+        with await asyncio.to_thread(start_reading_nothing, port, request):
+            assert await asyncio.to_thread(left.wait, TIMEOUT)
+        server.should_exit = True
+        await serving
+    assert "read nothing of a response" in caplog.text

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx2
 import pytest
 from openai import AsyncOpenAI
 from openai.resources.responses.responses import AsyncResponsesConnection
@@ -332,6 +333,23 @@ async def test_disconnect_cancels_every_lane() -> None:
         await wait_until_async(lambda: server.running == 0)
         assert server.call(lambda service: len(service.sockets)) == 0
     assert model.started == ["wait a", "wait b"]
+
+
+async def test_a_client_that_leaves_is_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    """A connection that ends while a model writes cancels its responses; nothing has failed."""
+    with serve(model=GatedModel(words=1_000_000)) as server:
+        async with connect_client(server) as ws_client:
+            for lane in ("a", "b"):
+                await ws_client.create("x", stream_id=lane)
+            await ws_client.next_event()
+            ws_client.connection.transport.abort()
+        await wait_until_async(lambda: server.call(lambda service: not service.sockets))
+        assert server.running == 0
+        ids = [request.response_id for request in server.requests]
+        with httpx2.Client(base_url=server.base_url, verify=False, timeout=TIMEOUT) as http:
+            answers = [http.get(f"/responses/{id_}").json() for id_ in ids]
+    assert {answer["status"] for answer in answers} == {"cancelled"}
+    assert not [each for each in caplog.records if each.levelname in ("WARNING", "ERROR")]
 
 
 @for_each(

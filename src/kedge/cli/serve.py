@@ -6,7 +6,8 @@ import json
 import socket
 import sys
 import threading
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Generator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ from kedge.memory.judge import is_chaining_enabled
 from kedge.observe import measure
 from kedge.security.urls import is_loopback, parse_base_url
 from kedge.server.access import AccessPolicy
+from kedge.server.connections import raise_descriptor_limit
 from kedge.server.uvicorn_server import LimitedServer, UvicornServer, bind
 from kedge.store import Store, TokenRegistry, open_store
 from kedge.store.open import open_current_database
@@ -130,7 +132,7 @@ def run(
     from kedge.server.app import create_app
     from kedge.tokens import count_text
 
-    with bind(host, port) as listener:
+    with listen(host, port) as listener:
         url = bound_url(listener)
 
         def announce() -> None:
@@ -175,6 +177,14 @@ async def _open_tokens(stack: AsyncExitStack, *, required: bool) -> TokenRegistr
         return None
     stack.push_async_exit(store)
     return TokenRegistry(store, required=required)
+
+
+@contextmanager
+def listen(host: str, port: int) -> Generator[socket.socket]:
+    """Listen inside the block, with as many connections as the system permits."""
+    raise_descriptor_limit()
+    with bind(host, port) as listener:
+        yield listener
 
 
 def bound_url(listener: socket.socket) -> str:
@@ -245,12 +255,13 @@ def proxy_command(
         app = create_proxy_app(
             upstream, store=store, any_host=allow_remote, requires_token=requires_token, **options
         )
-        listener = stack.enter_context(bind(host, port))
+        listener = stack.enter_context(listen(host, port))
         facts = {"base_url": f"{bound_url(listener)}/v1", "upstream": mask_url(upstream)}
         _announce(facts, f"Forwarding {facts['base_url']} to {facts['upstream']}")
         serving = run_uvicorn(
             app,
             listener,
+            descriptors_each=2,  # one for the upstream
             ws_max_size=MAX_BODY_BYTES,
             date_header=False,  # that of the upstream server is forwarded
             timeout_graceful_shutdown=PROXY_SHUTDOWN_SECONDS,
@@ -268,7 +279,7 @@ def _open_proxy_store(address: str, *, keep_bodies: bool) -> Store | None:
     return Store(open_current_database(url, WAIT_SECONDS), keep_bodies=keep_bodies)
 
 
-@kedge_command("mcp")
+@kedge_command("mcp", log_level="warning")
 @setting_option("model", help=MODEL_HELP)
 @store_option
 @click.option("--allow-write", is_flag=True, help="Also offer ask and fork.")
@@ -304,7 +315,7 @@ def mcp_command(
                 return
             policy = AccessPolicy(token or None)
             app = create_http_app(server, policy)
-            with bind(host, port) as listener:
+            with listen(host, port) as listener:
                 url = f"{bound_url(listener)}/mcp"
                 _announce({"url": url}, f"Serving {url}")
                 await run_uvicorn(app, listener, lifespan="on", timeout_graceful_shutdown=2)

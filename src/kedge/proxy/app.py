@@ -408,9 +408,10 @@ class _Proxy:
         except (OSError, WebSocketException) as error:
             await socket.send_denial_response(_report_unreachable(error))
             return
-        accepted = _list_headers(upstream.response) if upstream.response else []
-        await socket.accept(upstream.subprotocol, accepted)
-        await self._relay(socket, upstream)
+        async with upstream:
+            accepted = _list_headers(upstream.response) if upstream.response else []
+            await socket.accept(upstream.subprotocol, accepted)
+            await self._relay(socket, upstream)
 
     async def _relay(self, socket: WebSocket, upstream: ClientConnection) -> None:
         """Pass messages on in both directions until either side closes its connection."""
@@ -438,25 +439,24 @@ class _Proxy:
                 pass
             group.cancel_scope.cancel()
 
-        async with upstream:
-            async with create_task_group() as group:
-                group.start_soon(send_up)
-                with suppress(WebSocketDisconnect):
-                    with suppress(ConnectionClosed):
-                        async for data in upstream:
-                            await meter.count(data)
-                            if isinstance(data, str):
-                                await socket.send_text(data)
-                            else:
-                                await socket.send_bytes(data)
-                    if not group.cancel_scope.cancel_called:
-                        received = upstream.close_code or 1006
-                        await socket.close(
-                            LOCAL_CLOSE_CODES.get(received, received), upstream.close_reason
-                        )
-                group.cancel_scope.cancel()
-            await meter.close()
-            await upstream.close(code, reason)
+        async with create_task_group() as group:
+            group.start_soon(send_up)
+            with suppress(WebSocketDisconnect):
+                with suppress(ConnectionClosed):
+                    async for data in upstream:
+                        await meter.count(data)
+                        if isinstance(data, str):
+                            await socket.send_text(data)
+                        else:
+                            await socket.send_bytes(data)
+                if not group.cancel_scope.cancel_called:
+                    received = upstream.close_code or 1006
+                    await socket.close(
+                        LOCAL_CLOSE_CODES.get(received, received), upstream.close_reason
+                    )
+            group.cancel_scope.cancel()
+        await meter.close()
+        await upstream.close(code, reason)
 
 
 def _describe(error: Exception) -> str:

@@ -1,159 +1,232 @@
-"""The connections of a server: HTTP/1.1 as uvicorn and h11 serve it, with a limit for everything that a client decides.
+"""The connections of a server: how many there are, how long they may wait for a request, and for their clients to read.
 
-h11 parses one request at a time, limits what is incomplete (the head of a request, the line before a chunk and the
-trailers after the last one, which are ignored), and answers in HTTP/1.1 if a client offers HTTP/2 without TLS, as
-Java's does with every request. What is added here: clients that finish sending before they receive, small reads, a
-limit for requests that wait on one connection, and an end for bodies that cannot be parsed.
+A connection needs a descriptor, of which a process has a limited number. If all are in use, no client can connect and
+no file can be opened. So a server accepts fewer connections than it has descriptors, and one client gets only a part of
+them. HTTP connections and WebSockets are in one table, by their transports.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Any, cast
 
-import h11
-from starlette.types import Message, Receive, Scope, Send
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-    from uvicorn.config import Config
-    from uvicorn.server import ServerState
+from kedge.observe import get_logger
 
-READ_BYTES = 16 * 1024
-"""The bytes of a connection that are parsed at once; thousands of one-letter chunks take some milliseconds."""
+log = get_logger("kedge.server")
 
-PROBE_SECONDS = 1.0
-"""Seconds before each of the two probes of a client that has finished sending, but has no response yet."""
+USEFUL_DESCRIPTORS = 65_536
+"""The number of descriptors up to which a server uses what the system permits."""
+DEFAULT_DESCRIPTORS = 1_024
+"""The number of descriptors that is assumed on a system without a limit for them."""
+CONNECTION_SHARE = 0.8
+"""The share of the descriptors that connections may use; databases, files and models need the others."""
+CLIENT_SHARE = 0.25
+"""The share of the connections that one client may have, unless it is a trusted proxy."""
+LOG_SECONDS = 60.0
+"""Seconds between two log records about too many connections."""
 
 
-class PipelineFlow(FlowControl):
-    """The flow control of a connection, which does not receive more requests while many wait for an answer.
+def raise_descriptor_limit() -> None:
+    """Let this process have as many descriptors as the system permits and a server can use."""
+    if sys.platform == "win32":
+        return
+    import resource
 
-    uvicorn receives while a request is answered, to notice a client that leaves. What such a client sends meanwhile is
-    retained until the answer is complete.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = USEFUL_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, USEFUL_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # macOS has another, lower limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def get_descriptor_limit() -> int:
+    """Return how many descriptors a server in this process can use."""
+    if sys.platform == "win32":
+        return DEFAULT_DESCRIPTORS
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return USEFUL_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, USEFUL_DESCRIPTORS)
+
+
+def find_address(transport: asyncio.Transport) -> IPv4Address | IPv6Address | None:
+    """Return the address of a client; None for a client on a Unix socket."""
+    peer = transport.get_extra_info("peername")
+    if not isinstance(peer, tuple):
+        return None
+    host, *_ = cast("tuple[str, ...]", peer)
+    address = ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def name_client(address: IPv4Address | IPv6Address | None) -> str:
+    """Return what counts as one client: an IPv4 address, or a network of IPv6, all of which one client may have."""
+    if isinstance(address, IPv6Address):
+        return str(ip_network((address, 64), strict=False))
+    return str(address or "a Unix socket")
+
+
+def measure_unsent(transport: asyncio.Transport) -> tuple[int, int]:
+    """Return how many bytes of a response wait in this process, and how many in the system, until the client reads."""
+    waiting = transport.get_write_buffer_size()
+    if not waiting or sys.platform != "linux":
+        return waiting, 0
+    import fcntl
+    import termios
+
+    waiting_in_system = bytearray(4)
+    with suppress(OSError, ValueError):  # the connection has just ended
+        fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, waiting_in_system)
+    return waiting, int.from_bytes(waiting_in_system, sys.byteorder)
+
+
+def close_transport(transport: asyncio.Transport) -> None:
+    """Close a connection, without waiting until the client has read everything."""
+    if transport.get_write_buffer_size():
+        transport.abort()
+    else:
+        transport.close()
+
+
+@dataclass(slots=True)
+class ClientConnections:
+    """The number of connections of one client, and those that wait for a request, the longest first."""
+
+    name: str
+    number: int = 0
+    idle: dict[asyncio.Transport, None] = field(default_factory=dict[asyncio.Transport, None])
+
+
+@dataclass(slots=True)
+class UnsentData:
+    """What a connection could not send (`measure_unsent`), and since when it has not changed."""
+
+    size: tuple[int, int]
+    since: float
+
+
+class ConnectionTable(ServerState):
+    """The connections of a server, which uvicorn passes to each of them.
+
+    If there are too many, the longest idle one is closed; if none is idle, the new one is rejected. The same applies to
+    the connections of one client, unless it is a trusted proxy.
 
     Args:
-        transport: The transport of the connection.
-        is_full: Returns whether enough is retained.
+        most: The maximum number of connections.
+        trusted_proxies: Addresses or networks of reverse proxies, separated by commas.
     """
 
-    def __init__(self, transport: asyncio.Transport, is_full: Callable[[], bool]) -> None:
-        super().__init__(transport)
-        self._is_full = is_full
+    def __init__(self, most: int, trusted_proxies: str = "") -> None:
+        super().__init__()
+        self._most = most
+        self._most_each = max(1, int(most * CLIENT_SHARE))
+        names = trusted_proxies.split(",") if trusted_proxies else ()
+        self._proxies = [ip_network(name.strip()) for name in names]
+        self._clients: dict[str, ClientConnections] = {}
+        self._client_of: dict[asyncio.Transport, ClientConnections] = {}
+        self._idle: dict[asyncio.Transport, float] = {}
+        """Since when connections wait for a request, the longest first."""
+        self._unsent: dict[asyncio.Transport, UnsentData] = {}
+        self._logged_at = -LOG_SECONDS
+        self._closed = 0
+        self._rejected = 0
 
-    def resume_reading(self) -> None:
-        """Receive again, unless enough is retained."""
-        if not self._is_full():
-            super().resume_reading()
-
-
-class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
-    """An HTTP connection of uvicorn.
-
-    A client that has finished sending (a half-closed connection) looks like one that has left: both end the stream in
-    their direction. So its requests are answered, and two probes that a client ignores are written meanwhile. If it has
-    left, the first one makes its system reset the connection, and the second one fails, which is a disconnect.
-    """
-
-    def __init__(
-        self,
-        config: "Config",
-        server_state: "ServerState",
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._loaded_app = cast("ASGIApp", self.app)
-        self.app = cast("Any", self._run_app)
-        self._buffer = bytearray()
-        self._has_finished_sending = False
-        self._is_chunked = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start with a new connection."""
-        super().connection_made(cast("asyncio.Transport", transport))
-        self.flow = PipelineFlow(self.transport, self._has_many_requests)
-
-    def get_buffer(self, sizehint: int) -> bytearray:
-        """Return the buffer of the next read, which bounds how long it takes to parse it."""
-        self._buffer = bytearray(READ_BYTES)
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Parse what was read."""
-        received = bytes(self._buffer[:nbytes])
-        self._buffer = bytearray()
-        self.data_received(received)
-
-    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride] - as asyncio documents it
-        """Return whether the connection stays open, because a complete request is not answered yet."""
-        if self._is_idle or self.cycle.more_body:
-            return False
-        self._has_finished_sending = True
-        for number in (1, 2):
-            self.loop.call_later(number * PROBE_SECONDS, self._probe_client)
+    def admit(self, transport: asyncio.Transport) -> bool:
+        """Add a new connection, which waits for a request; return False if it must be rejected."""
+        address = find_address(transport)
+        name = name_client(address)
+        client = self._clients.get(name) or ClientConnections(name)
+        if client.number >= self._most_each and not self._is_trusted(address):
+            problem = f"{name} has a quarter of the {self._most} possible connections"
+            if not self._make_room(problem, client.idle):
+                return False
+        elif len(self._client_of) >= self._most:
+            problem = f"there are {self._most} connections, and no more are possible"
+            if not self._make_room(problem, self._idle):
+                return False
+        client.number += 1
+        self._clients[name] = client
+        self._client_of[transport] = client
+        self.mark_idle(transport)
         return True
 
-    def on_response_complete(self) -> None:
-        """Start with the next request, if there is one."""
-        super().on_response_complete()
-        if self._has_finished_sending and self._is_idle:
-            self.transport.close()
+    def remove(self, transport: asyncio.Transport) -> None:
+        """Remove a connection that has ended."""
+        self.mark_busy(transport)
+        client = self._client_of.pop(transport)
+        client.number -= 1
+        if not client.number:
+            del self._clients[client.name]
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, or close the connection if a response has started."""
-        if not self._is_idle:  # its body is malformed: the app gets a disconnect
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
+    def mark_idle(self, transport: asyncio.Transport) -> None:
+        """Note that a connection waits for a request from now on."""
+        self.mark_busy(transport)
+        self._idle[transport] = time.monotonic()
+        self._client_of[transport].idle[transport] = None
+
+    def mark_busy(self, transport: asyncio.Transport) -> None:
+        """Note that a connection has a request, is a WebSocket, or is being closed."""
+        if self._idle.pop(transport, None) is not None:
+            del self._client_of[transport].idle[transport]
+
+    def close_idle(self, seconds: float) -> None:
+        """Close the connections that have waited longer for a request, or for the end of its headers."""
+        now = time.monotonic()
+        for transport, since in list(self._idle.items()):
+            if now - since <= seconds:
+                return
+            self.mark_busy(transport)
+            close_transport(transport)
+
+    def close_unread(self, seconds: float) -> None:
+        """Close the connections whose clients have read nothing of a response for a longer time."""
+        now = time.monotonic()
+        unsent: dict[asyncio.Transport, UnsentData] = {}
+        unread: list[asyncio.Transport] = []
+        for transport in self._client_of:
+            size = measure_unsent(transport)
+            if not size[0]:
+                continue
+            known = self._unsent.get(transport)
+            if known is None or known.size != size:
+                unsent[transport] = UnsentData(size, now)
+            elif now - known.since <= seconds:
+                unsent[transport] = known
+            else:
+                unread.append(transport)
+        self._unsent = unsent
+        for transport in unread:
+            transport.abort()
+        if unread:
+            message = "closed %d connections whose clients read nothing of a response for %g seconds, such as %s"
+            log.warning(message, len(unread), seconds, self._client_of[unread[0]].name)
+
+    def report_exhausted(self, error: OSError) -> None:
+        """Close an idle connection, because the system has no descriptor for a new one."""
+        self._make_room(f"a connection could not be accepted: {error.strerror}", self._idle)
+
+    def _is_trusted(self, address: IPv4Address | IPv6Address | None) -> bool:
+        return address is None or any(address in network for network in self._proxies)
+
+    def _make_room(self, problem: str, idle: dict[asyncio.Transport, Any]) -> bool:
+        """Close the first of these idle connections, if there is one, and log what has happened once a minute."""
+        transport = next(iter(idle), None)
+        if transport is None:
+            self._rejected += 1
         else:
-            self.transport.close()
-
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Change to WebSocket, whose parser has own limits and leaves what it cannot read without an answer."""
-        super().handle_websocket_upgrade(event)
-        if not cast("Any", self.transport.get_protocol()).handshake_initiated:
-            self.send_400_response(
-                "A WebSocket is opened with GET, at most 128 headers, and lines of at most 8 KiB."
-            )
-
-    @property
-    def _is_idle(self) -> bool:
-        """Whether no request is being answered."""
-        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
-        return cycle is None or cycle.response_complete
-
-    def _has_many_requests(self) -> bool:
-        """Return whether the client has sent a lot after the request that is being answered."""
-        if self._is_idle or self.cycle.more_body:
-            return False
-        unparsed, _ = self.conn.trailing_data
-        return len(unparsed) > READ_BYTES
-
-    async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app, and observe whether its response is sent in chunks."""
-
-        async def send_observed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                names = {name.lower() for name, _ in message.get("headers", ())}
-                has_body = scope["method"] != "HEAD" and message["status"] not in (204, 304)
-                self._is_chunked = has_body and b"content-length" not in names
-            await send(message)
-
-        await self._loaded_app(scope, receive, send_observed)
-
-    def _probe_client(self) -> None:
-        """Write what has no meaning for the client, if a response can contain it now."""
-        if (
-            self._is_idle
-            or self.transport.is_closing()
-            or self.cycle.scope["http_version"] != "1.1"
-        ):
-            return
-        if self.conn.our_state is h11.SEND_RESPONSE:
-            waiting = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-            self.transport.write(self.conn.send(waiting) or b"")
-        elif self.conn.our_state is h11.SEND_BODY and self._is_chunked:
-            self.transport.write(b"0")  # a leading zero of the next chunk's size
+            self._closed += 1
+            self.mark_busy(transport)
+            close_transport(transport)
+        now = time.monotonic()
+        if now - self._logged_at >= LOG_SECONDS:
+            message = "%s; %d idle connections were closed and %d new ones rejected since the last such record"
+            log.warning(message, problem, self._closed, self._rejected)
+            self._logged_at = now
+            self._closed = 0
+            self._rejected = 0
+        return transport is not None

@@ -26,6 +26,7 @@ class Limits:
         header_bytes: Maximum size of all headers of a request.
         read_seconds: Time to receive a request body.
         idle_seconds: Time between two requests on a connection, and for the headers of one.
+        write_seconds: Time for which a client may read nothing of a response.
         answer_seconds: Time to generate a response; then it fails.
         shutdown_seconds: Time for running responses to finish when the server stops.
         cache_bytes: Memory for cached contexts.
@@ -48,6 +49,7 @@ class Limits:
     header_bytes: int = 32 * 1024
     read_seconds: float = 60.0
     idle_seconds: float = 75.0
+    write_seconds: float = 60.0
     answer_seconds: float = 600.0
     shutdown_seconds: float = 10.0
     cache_bytes: int = 32 * 1024 * 1024

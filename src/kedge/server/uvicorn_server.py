@@ -14,14 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
 from kedge.errors import CannotServe
 from kedge.event_loops import run_in_thread
-from kedge.server.connections import LimitedProtocol
+from kedge.server.connections import CONNECTION_SHARE, ConnectionTable, get_descriptor_limit
+from kedge.server.http_protocol import LimitedHttpProtocol
 
 if TYPE_CHECKING:
     from kedge.server.request_log import RecordedRequest
@@ -34,11 +35,26 @@ CLOSE_SECONDS = 2.0
 IDLE_SECONDS = 75.0
 """Seconds after which an idle connection is closed, as by default in `kedge.server.settings.Limits`."""
 
+WRITE_SECONDS = 60.0
+"""Seconds after which a connection is closed whose client does not read, as in `kedge.server.settings.Limits`."""
+
 PING_TIMEOUT_SECONDS = 60.0
 """Seconds for which a WebSocket client may not answer a ping; slow readers are still connected."""
 
 MAX_HEADER_BYTES = 64 * 1024
 """The size of incomplete headers of a server without own limits, and of all headers of a proxy."""
+
+MAX_ACCEPTED = 100
+"""The number of connections that are accepted in one turn of the loop."""
+
+LISTEN_BACKLOG = 2048
+"""The number of connections that wait in the system until they are accepted, if it permits as many."""
+
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""The errors after which asyncio accepts no connection for a second."""
+
+TICKS_PER_SECOND = 10
+"""The ticks that uvicorn counts in each second."""
 
 ACCEPT_LOOP_TURNS = 3
 """Turns of the loop after which asyncio has announced an accepted connection."""
@@ -52,17 +68,31 @@ CLIENT_PROBLEMS = (
 
 
 class LimitedServer(uvicorn.Server):
-    """A uvicorn server that closes idle connections, and whose process ends normally after a signal.
+    """A uvicorn server with a limited number of connections, whose process ends normally after a signal.
 
     Args:
         app: The app.
         idle_seconds: The time between two requests on a connection, and for the headers of one.
+        write_seconds: The time for which a client may read nothing of a response.
+        descriptors_each: The descriptors that a connection needs at most, with those of requests to other servers.
+        trusted_proxies: Addresses or networks of reverse proxies, which may have any number of the connections.
         **options: Further options of ``uvicorn.Config``.
     """
 
-    def __init__(self, app: Any, idle_seconds: float = IDLE_SECONDS, **options: Any) -> None:
+    def __init__(
+        self,
+        app: Any,
+        idle_seconds: float = IDLE_SECONDS,
+        write_seconds: float = WRITE_SECONDS,
+        *,
+        descriptors_each: int = 1,
+        trusted_proxies: str = "",
+        **options: Any,
+    ) -> None:
+        descriptors = get_descriptor_limit()
+        most = max(1, int(descriptors * CONNECTION_SHARE / descriptors_each))
         defaults: dict[str, Any] = {
-            "http": LimitedProtocol,
+            "http": LimitedHttpProtocol,
             "ws": "kedge.server.websocket_protocol:LimitedWebSocketProtocol",
             "ws_ping_timeout": PING_TIMEOUT_SECONDS,
             "loop": "asyncio",
@@ -71,11 +101,45 @@ class LimitedServer(uvicorn.Server):
             "server_header": False,
             "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
             "timeout_keep_alive": math.ceil(idle_seconds),
+            # asyncio accepts as many connections at once, before the first of them is counted.
+            "backlog": max(1, min(MAX_ACCEPTED, int(descriptors * (1 - CONNECTION_SHARE)) // 8)),
         }
         super().__init__(uvicorn.Config(app, **defaults | options))
         logging.getLogger("uvicorn.error").addFilter(_is_problem)
         self._idle_seconds = idle_seconds
-        self._idle_since: dict[Any, tuple[Any, float]] = {}
+        self._write_seconds = write_seconds
+        self._table = ConnectionTable(most, trusted_proxies)
+        self.server_state = self._table
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until the server is stopped.
+
+        Without descriptors for new connections, asyncio reports one problem for each of a hundred attempts, and tries
+        again after a second.
+        """
+        loop = asyncio.get_running_loop()
+        previous_handler = loop.get_exception_handler()
+
+        def handle_problem(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            error = context.get("exception")
+            if isinstance(error, OSError) and error.errno in EXHAUSTED and "socket" in context:
+                self._table.report_exhausted(error)
+            elif previous_handler is not None:
+                previous_handler(loop, context)
+            else:
+                loop.default_exception_handler(context)
+
+        loop.set_exception_handler(handle_problem)
+        try:
+            await super().serve(sockets)
+        finally:
+            loop.set_exception_handler(previous_handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen; more connections wait in the system than are accepted at once."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(LISTEN_BACKLOG)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -91,20 +155,10 @@ class LimitedServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def on_tick(self, counter: int) -> bool:
-        """Close connections that are idle or never finish the headers of a request."""
-        now = time.monotonic()
-        quiet: dict[Any, tuple[Any, float]] = {}
-        for connection in cast("set[Any]", self.server_state.connections):
-            if not isinstance(connection, LimitedProtocol):
-                continue  # a WebSocket may be silent
-            last: Any = connection.cycle  # of the last request; each has its own
-            if last is None or last.response_complete:
-                seen, since = self._idle_since.get(connection, (last, now))
-                quiet[connection] = (last, since if seen is last else now)
-        self._idle_since = quiet
-        for connection, (_, since) in quiet.items():
-            if now - since > self._idle_seconds:
-                connection.transport.close()
+        """Close connections that wait too long for a request, and those whose clients do not read."""
+        self._table.close_idle(self._idle_seconds)
+        if counter % TICKS_PER_SECOND == 0:
+            self._table.close_unread(self._write_seconds)
         return await super().on_tick(counter)
 
 
@@ -133,6 +187,8 @@ class UvicornServer(LimitedServer):
         super().__init__(
             app,
             self._limits.idle_seconds,
+            self._limits.write_seconds,
+            trusted_proxies=settings.trusted_proxies,
             ws_max_size=self._limits.body_bytes,
             ws_per_message_deflate=False,
             lifespan="on",
@@ -151,7 +207,7 @@ class UvicornServer(LimitedServer):
             self._on_started()
         ticks = 0
         while not await self.on_tick(ticks):
-            ticks += 10
+            ticks += TICKS_PER_SECOND
             try:
                 async with asyncio.timeout(1.0):
                     await self._wake.wait()
@@ -177,7 +233,7 @@ class UvicornServer(LimitedServer):
     def _close_connections(self, *, requests_only: bool = False) -> bool:
         """Close each connection: at once if it is idle, otherwise after its response."""
         for connection in list(self.server_state.connections):
-            if requests_only and not isinstance(connection, LimitedProtocol):
+            if requests_only and not isinstance(connection, LimitedHttpProtocol):
                 continue  # a WebSocket closes itself after its last response
             connection.shutdown()
         return not self.server_state.connections

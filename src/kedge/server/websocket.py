@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from kedge.event_loops.responsive import TimeSlice, compute
 from kedge.server import errors
@@ -317,7 +318,7 @@ class ServerConnection:
         if self._close_error is not None and not code:
             await self._send_error(self._close_error, None)
         self._closed.set()
-        with suppress(OSError, RuntimeError):  # already closed
+        with suppress(WebSocketDisconnect, RuntimeError):  # already closed
             await self._send({"type": "websocket.close", "code": code or self._close_code})
 
     async def _send_error(self, error: errors.ApiError, stream_id: str | None) -> None:
@@ -325,9 +326,12 @@ class ServerConnection:
         await self._send_message(errors.encode_error_event(fields, stream_id, status=error.status))
 
     async def _send_message(self, message: bytes) -> None:
-        if not self._closed.is_set():
-            with suppress(OSError):  # the client is gone, and the reading task will notice
-                await self._send({"type": "websocket.send", "text": message.decode()})
+        if self._closed.is_set():
+            return
+        try:
+            await self._send({"type": "websocket.send", "text": message.decode()})
+        except WebSocketDisconnect:  # the client has left: its responses are cancelled
+            self._closed.set()
 
 
 ENVELOPE_MEMBERS = frozenset({"type", "stream_id"})

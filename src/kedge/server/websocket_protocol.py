@@ -9,9 +9,12 @@ Each ping is answered with a pong. A client that sends pings and reads nothing g
 again, as RFC 6455 allows (5.5.3), so that no memory is needed for the others.
 """
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
 
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
 from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
 
@@ -19,6 +22,9 @@ from kedge.event_loops.responsive import TimeSlice, call_in_turn
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+    from uvicorn.config import Config
+
+    from kedge.server.connections import ConnectionTable
 
 MAX_FRAGMENTS = 16_384
 """The maximum number of fragments of a message."""
@@ -29,11 +35,23 @@ PIECE_BYTES = 1024
 class LimitedWebSocketProtocol(WebSocketsSansIOProtocol):
     """One WebSocket connection."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        config: "Config",
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._table = cast("ConnectionTable", server_state)
         self._unparsed = bytearray()
         self._is_scheduled = False
         self._unsent_pong = b""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End a connection, which was counted before it became a WebSocket."""
+        super().connection_lost(exc)
+        self._table.remove(self.transport)
 
     def data_received(self, data: bytes) -> None:
         """Parse what was received, the request for the connection at once."""
@@ -75,7 +93,13 @@ class LimitedWebSocketProtocol(WebSocketsSansIOProtocol):
         return message
 
     async def send(self, message: "ASGISendEvent") -> None:
-        """Send a message of the app; after a close the rest is parsed up to the close of the client."""
+        """Send a message of the app; after a close the rest is parsed up to the close of the client.
+
+        Raises:
+            ClientDisconnected: The client has left.
+        """
+        if self.transport.is_closing() and not self.close_sent:
+            raise ClientDisconnected  # for asyncio every further write would be worth a log record
         await super().send(message)
         self._continue()
 
