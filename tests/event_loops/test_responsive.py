@@ -63,3 +63,20 @@ async def test_a_cancelled_task_does_not_stop_the_others(monkeypatch: pytest.Mon
     assert [type(result) for result in results[::2]] == [asyncio.CancelledError] * 2
     assert results[1::2] == [None, None]
     assert len(turns.ran_at) == 6
+
+
+async def test_many_tasks_do_not_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While some tasks take turns, others begin one after the other; without any, a task begins at once."""
+    monkeypatch.setattr(responsive, "SLICE_SECONDS", 0.0)
+    turns = TurnCounter()
+    began: list[int] = []
+
+    async def begin() -> None:
+        await TimeSlice.begin()
+        began.append(turns.turn)
+
+    await begin()
+    assert began == [0]
+    await asyncio.gather(turns.work(20), *(begin() for _ in range(5)))
+    turns.stop()
+    assert len(set(began)) == len(began)

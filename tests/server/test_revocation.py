@@ -1,4 +1,4 @@
-"""Requests end when their token is revoked."""
+"""Requests end when their token is revoked, or their session ends."""
 
 import asyncio
 from typing import Any
@@ -10,24 +10,24 @@ from starlette.types import Message, Receive, Scope, Send
 from kedge.errors import StoreBusy, StoreReplaced
 from kedge.security.access_tokens import AccessToken
 from kedge.server import request_log
-from kedge.server.access import CALLER_KEY
+from kedge.server.access import Grant
 from kedge.server.request_log import RevocationWatch
 from server.waiting import TIMEOUT
 
 pytestmark = pytest.mark.anyio
 
-CALLER = AccessToken("alice", "alice", frozenset({"server"}))
+GRANT = Grant(AccessToken("alice", "alice", frozenset({"server"})))
 
 
-class Registry:
-    """Tokens whose checks have the given results."""
+class Policy:
+    """A policy whose checks have the given results."""
 
     def __init__(self, *results: bool | Exception) -> None:
         self.results = list(results)
 
-    async def is_valid(self, token: AccessToken) -> bool:
+    async def is_valid(self, grant: Grant) -> bool:
         """Return the next result."""
-        assert token is CALLER
+        assert grant is GRANT
         result = self.results.pop(0)
         if isinstance(result, Exception):
             raise result
@@ -41,7 +41,7 @@ def reject(_: Scope) -> Response:
 
 def make_watch(*results: bool | Exception) -> RevocationWatch:
     """Return a watch whose checks have the given results."""
-    return RevocationWatch(Registry(*results), reject)  # pyright: ignore[reportArgumentType]
+    return RevocationWatch(Policy(*results), reject)  # pyright: ignore[reportArgumentType]
 
 
 async def run(
@@ -59,9 +59,8 @@ async def run(
             await asyncio.sleep(0)
         sent.append(message)
 
-    scope = {"type": kind, CALLER_KEY: CALLER}
     async with asyncio.timeout(TIMEOUT):
-        await watch.run(app, scope, receive, send)
+        await watch.run(app, GRANT, {"type": kind}, receive, send)
     return sent
 
 

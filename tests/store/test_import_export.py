@@ -115,6 +115,12 @@ TAMPERED = {
     ),
     "a state that is no object": lambda form: "node" in form and form.update(memory=[]),
     "data that is no object": lambda form: "node" in form and form.update(memory={"data": [1]}),
+    "changes of anchors that are no object": lambda form: (
+        "node" in form and form.update(memory={"anchors": []})
+    ),
+    "an added anchor that is no record": lambda form: (
+        "node" in form and form.update(memory={"anchors": {"added": [5]}})
+    ),
     "a negative block": lambda form: form.get("blocks") and form.update(blocks=[-1, -2]),
     "a negative parent": lambda form: form.get("parent") == 1 and form.update(parent=-1),
     "a node below itself": lambda form: form.get("node") == 1 and form.update(parent=1),

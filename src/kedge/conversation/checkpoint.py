@@ -12,8 +12,9 @@ from kedge.engines.request_log import filter_json
 from kedge.engines.request_options import ContentFilters
 from kedge.events import Event
 from kedge.events.run import Healed, ModeChanged, RequestPlanned, ServerForgot, ToolFinished
-from kedge.planning import get_state, set_state
-from kedge.planning.anchors import STATE_KEY, limit_expiry
+from kedge.planning import AnchorRecord, get_state, set_state
+from kedge.planning.anchor_changes import NO_CHANGES, AnchorChanges, compare_anchors
+from kedge.planning.anchors import limit_expiry
 from kedge.store import (
     ConversationRow,
     Incident,
@@ -24,11 +25,11 @@ from kedge.store import (
     Telemetry,
     ToolRow,
 )
+from kedge.store.node_state import get_stored_data
 from kedge.store.nodes import ResponseStored
 from kedge.store.records import NO_TELEMETRY, NodeKind
 from kedge.text.json_text import escape_surrogates
 from kedge.turns import Turn
-from kedge.turns.frozen_json import FrozenMap
 from kedge.turns.turn import count_common_blocks, has_prefix
 
 _INCIDENTS = {Healed: "healed", ServerForgot: "forgot", ModeChanged: "mode_changed"}
@@ -55,10 +56,23 @@ class Checkpoint(msgspec.Struct):
     found: RequestRecord | None = None
     """The record that another process stored first, of the response in the background that the last node replaces."""
 
-    async def save(self, turn: Turn, kind: NodeKind, **options: Unpack[NodeOptions]) -> Node:
-        """Add a node with the changes in the Turn, and move to it."""
+    async def save(
+        self,
+        turn: Turn,
+        kind: NodeKind,
+        *,
+        anchor: AnchorRecord | None = None,
+        **options: Unpack[NodeOptions],
+    ) -> Node:
+        """Add a node with the changes in the Turn, and move to it.
+
+        Args:
+            turn: The Turn at the new node.
+            kind: The kind of the node.
+            anchor: The record of the response that is stored with the node, as its engine made it.
+            **options: The further options of ``Store.append``.
+        """
         prefix_length = count_common_blocks(self.turn, turn)
-        data = {name: value for name, value in turn.data.items() if name != STATE_KEY}
         try:
             self.node = await self.store.append(
                 self.row,
@@ -67,7 +81,8 @@ class Checkpoint(msgspec.Struct):
                 kind=kind,
                 kept=prefix_length,
                 memory=get_state(turn),
-                data=FrozenMap(data),
+                data=get_stored_data(turn),
+                changes=self._compare_anchors(turn, kind, anchor),
                 **options,
             )
         except ResponseStored as stored:
@@ -75,6 +90,16 @@ class Checkpoint(msgspec.Struct):
         else:
             self.turn = turn
         return self.node
+
+    def _compare_anchors(
+        self, turn: Turn, kind: NodeKind, anchor: AnchorRecord | None
+    ) -> AnchorChanges:
+        """Return how the records of a Turn differ from those that the store has of its path."""
+        if kind == "failed":  # beside the path; its response is no anchor
+            return NO_CHANGES
+        state = get_state(self.turn)
+        known = state if anchor is None else state.with_anchor(anchor)
+        return compare_anchors(known.anchors, turn)
 
     async def _adopt(self, node: Node, head: int | None) -> None:
         """Move to a node that another process has stored, and move the head there unless that process did."""
@@ -88,6 +113,11 @@ class Checkpoint(msgspec.Struct):
 def has_same_blocks(one: Turn, other: Turn) -> bool:
     """Return whether both Turns consist of the identical blocks."""
     return len(one) == len(other) and has_prefix(other, one)
+
+
+def has_same_content(one: Turn, other: Turn) -> bool:
+    """Return whether both Turns consist of the identical blocks, and have the same data and conversation state."""
+    return has_same_blocks(one, other) and one.data == other.data
 
 
 def limit_retention(turn: Turn, retention: float | None) -> Turn:

@@ -103,7 +103,8 @@ class Conversation(LazyConversation):
         id: Its id, to open it again later. Without one, every run of a program starts a new conversation.
         title: The title of a new conversation. This and the next four have no effect on one that exists.
         tags: The tags of a new conversation.
-        blocks: The block or blocks that a new conversation begins with; text is a user block.
+        blocks: The block or blocks that a new conversation begins with; text is a user block. Of a Turn, it has the
+            data, the mode and the anchors, too, unless ``mode`` is given.
         ttl: Seconds after its last change at which a new conversation expires; see ``Store.delete_expired``.
         data: Further data to store with a new conversation.
         mode: The mode of the requests of this object; ``"stateless"`` stores nothing with the provider. A new
@@ -156,7 +157,7 @@ class Conversation(LazyConversation):
         new = new_row(
             title, tags=tags, mode=mode, retention=retention, ttl=ttl, data=data, id=id or ""
         )
-        self._given_blocks = _as_blocks(blocks)
+        self._given_turn = _as_turn(blocks)
         self.price = price
         self.lease = validate_seconds(lease, "lease") or DEFAULT_LEASE
         self._is_queued = concurrent == "queue"
@@ -223,8 +224,9 @@ class Conversation(LazyConversation):
         self._expected = expected
         return self
 
-    def _first_blocks(self) -> tuple[Block, ...]:
-        return _filter_blocks(self.engine, self._given_blocks)
+    def _first_turn(self) -> Turn:
+        turn = self._given_turn
+        return turn.with_blocks(_filter_blocks(self.engine, turn))
 
     async def _load(self) -> None:
         if isinstance(self._inner_engine, ResponsesEngine):
@@ -978,9 +980,12 @@ def _as_block(message: Block | str) -> Block:
     return user(message) if isinstance(message, str) else message
 
 
-def _as_blocks(messages: Block | str | Iterable[Block | str]) -> tuple[Block, ...]:
+def _as_turn(messages: Block | str | Iterable[Block | str]) -> Turn:
+    """Return the Turn of these messages; a Turn itself has data and anchors, too."""
+    if isinstance(messages, Turn):
+        return messages
     listed = [messages] if isinstance(messages, str | Block) else messages
-    return Turn(map(_as_block, listed)).blocks  # which checks them
+    return Turn(map(_as_block, listed))  # which checks them
 
 
 def _append_blocks(turn: Turn, blocks: Iterable[Block]) -> Turn:

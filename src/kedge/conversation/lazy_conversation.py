@@ -12,11 +12,13 @@ from msgspec.structs import replace
 from kedge.conversation.checkpoint import limit_retention
 from kedge.errors import InvalidSetting, KedgeError, NotInStore
 from kedge.event_loops import AsyncResource, SharedLock, SharedResource, run_to_end
-from kedge.planning import ConversationState, set_state
+from kedge.planning import Mode, get_state, set_state
 from kedge.store import ConversationRow, Node, Store
 from kedge.store.conversations import reject_scheduled
+from kedge.store.node_state import decode_mode
 from kedge.text.display import pluralize
-from kedge.turns import Block, Turn
+from kedge.turns import Turn
+from kedge.turns.turn import rename_turn
 
 MAX_LOADED_BLOCKS = 2_000
 """The maximum number of blocks that are loaded when a conversation is opened; more are loaded when needed."""
@@ -159,8 +161,9 @@ class LazyConversation(AsyncResource):
         elif self._expected == "new":
             await self._create()
         else:
-            turn = Turn(self._first_blocks(), id=self.id)
-            self._turn = set_state(turn, ConversationState(mode=self._new.mode))
+            turn = rename_turn(self._first_turn(), self.id)
+            state = get_state(turn)
+            self._turn = set_state(turn, replace(state, mode=self._new.mode or state.mode))
             self._row, self._is_new = self._new, True
 
     async def _find(self) -> ConversationRow | None:
@@ -178,7 +181,7 @@ class LazyConversation(AsyncResource):
         """Create the conversation, or open the one that another process has created meanwhile."""
         is_new = True
         try:
-            row = await self.store.insert(self._new, self._first_blocks())
+            row = await self.store.insert(self._new, self._first_turn())
         except InvalidSetting:
             found = None if self._expected == "new" else await self._find()
             if found is None:
@@ -187,8 +190,8 @@ class LazyConversation(AsyncResource):
         await self._adopt(row)
         self._is_new = is_new
 
-    def _first_blocks(self) -> tuple[Block, ...]:
-        """Return the blocks that a new conversation begins with."""
+    def _first_turn(self) -> Turn:
+        """Return the Turn that a new conversation begins with."""
         raise NotImplementedError
 
     async def _adopt(self, found: ConversationRow) -> None:
@@ -215,5 +218,14 @@ class LazyConversation(AsyncResource):
     def _set_position(self, node: Node, turn: Turn | None) -> None:
         """Continue from a node; None for a Turn that is not loaded."""
         self._node, self._undone = node, ()
-        self._turn = None if turn is None else limit_retention(turn, self.row.retention)
+        if turn is not None:
+            turn = _with_mode(turn, decode_mode(node.memory, self.row.mode))
+            turn = limit_retention(turn, self.row.retention)
+        self._turn = turn
         self._set_row(self.row)
+
+
+def _with_mode(turn: Turn, mode: Mode | None) -> Turn:
+    """Return a Turn with the mode that it has when it is loaded: its own, or else that of the conversation."""
+    state = get_state(turn)
+    return turn if state.mode == mode else set_state(turn, replace(state, mode=mode))

@@ -23,17 +23,30 @@ from msgspec.structs import replace
 from typing_extensions import TypeVar
 
 from kedge.compaction import TurnCompacted
-from kedge.conversation.checkpoint import Checkpoint, RunRecorder, has_same_blocks, limit_retention
+from kedge.conversation.checkpoint import (
+    Checkpoint,
+    RunRecorder,
+    has_same_blocks,
+    has_same_content,
+    limit_retention,
+)
 from kedge.engines import Engine, Reply, Request, RunStream, Stream
 from kedge.engines.reply import answer_text
 from kedge.engines.request_log import CostFunction
-from kedge.errors import EngineError, HeadConflict, StoreError
+from kedge.errors import EngineError, HeadConflict, OutputError, StoreError
 from kedge.event_loops import run_to_end
 from kedge.events import Event, Outcome, RefusalDelta, ResponseStarted, TextDelta
 from kedge.events.request_record import keep_request
-from kedge.events.run import AnswerFinished, AttemptFailed, Healed, RequestPlanned, TurnFinished
+from kedge.events.run import (
+    AnswerFinished,
+    AttemptFailed,
+    Healed,
+    OutputAccepted,
+    RequestPlanned,
+    TurnFinished,
+)
 from kedge.observe import bind_fields, get_logger
-from kedge.planning import find_problems, find_running, get_state
+from kedge.planning import AnchorRecord, find_problems, find_running, get_state, set_state
 from kedge.planning.digests import canonical_json
 from kedge.store import Claim, ConversationRow, Node, RequestRecord, Store
 from kedge.turns import AssistantBlock, Block, Turn, assistant, new_id, snapshot_block_ids
@@ -73,6 +86,22 @@ class TurnTask(msgspec.Struct, frozen=True):
     key: str = ""
     resumed: bool = False
     """Whether the question is in the tree already."""
+
+
+class PendingAnswer(msgspec.Struct, frozen=True):
+    """A finished answer that is not stored yet."""
+
+    turn: Turn
+    """The Turn to store, with the answer; at the end of the run, as the middleware has changed it."""
+    record: RequestRecord
+    anchor: AnchorRecord | None
+    """The record of the answer as its engine made it."""
+
+    @classmethod
+    def of(cls, turn: Turn, record: RequestRecord) -> "PendingAnswer":
+        """Return the answer at the end of a Turn that an engine returned."""
+        anchor = get_state(turn).anchor(record.provider_response_id, record.scope)
+        return cls(turn, record, anchor)
 
 
 TaskBuilder = Callable[[], Awaitable[TurnTask | Reply[Any]]]
@@ -133,8 +162,8 @@ class ConversationRun:
     options: dict[str, Any]
     price: CostFunction | None
     on_finish: Callable[[Node, Turn], None]
-    pending_answer: tuple[Turn, RequestRecord] | None = None
-    """The last finished answer with its record, until it is stored."""
+    pending_answer: PendingAnswer | None = None
+    """The last finished answer, until it is stored."""
     partial_text: list[str] | None = None
     """The text received since the last request; None while no answer is awaited."""
     compacted: bool = False
@@ -162,6 +191,10 @@ class ConversationRun:
                     await self._handle_event(event)
                     yield event
         except StoreError:
+            raise
+        except OutputError as error:
+            if error.turn is not None:
+                self._update_pending_answer(error.turn)
             raise
         except EngineError as error:
             try:
@@ -214,18 +247,21 @@ class ConversationRun:
         match event:
             case AnswerFinished():
                 record = cast("RequestRecord", self.log.take())
-                self.pending_answer, self.partial_text = (event.turn, record), None
+                self.pending_answer = PendingAnswer.of(event.turn, record)
+                self.partial_text = None
             case ResponseStarted() if self._is_new_in_background(event):
                 # Its id is stored at once: the run may be interrupted, and the answer is paid for.
                 outcome = Outcome("running", response_id=event.response_id, model=event.model)
                 turn = self.stream.reached
-                self.pending_answer = turn, self.log.complete(outcome, turn)
+                self.pending_answer = PendingAnswer.of(turn, self.log.complete(outcome, turn))
             case Healed(reason, lost) if lost and (plan := self.stream.plan) and plan.anchor:
                 for each in {plan.anchor, *get_state(cast("Turn", plan.source)).anchors}:
                     if each.response_id in lost:
-                        await self._persist(partial(self.store.mark_lost, each, reason))
+                        await self._persist(partial(self._mark_lost, each, reason))
             case TurnCompacted():
                 self.compacted = True
+            case OutputAccepted():
+                pass  # the next event is the end, where the answer is stored as the middleware has changed it
             case _:
                 if self.pending_answer:
                     await run_to_end(self._save_answer())
@@ -234,6 +270,13 @@ class ConversationRun:
             self.running_node = self.waits_at if event.running else 0
         elif isinstance(event, TextDelta | RefusalDelta) and self.partial_text is not None:
             self.partial_text.append(event.delta)
+
+    async def _mark_lost(self, anchor: AnchorRecord, reason: str) -> None:
+        """Store that a response is lost, and remember it: it is no change of the Turn that a node has to store."""
+        if await self.store.mark_lost(anchor, reason):
+            known = self.checkpoint.turn
+            state = get_state(known).mark_lost({anchor.response_id}, anchor.scope)
+            self.checkpoint.turn = set_state(known, state)
 
     def _is_new_in_background(self, event: ResponseStarted) -> bool:
         """Return whether a response is generated in the background, and its id is not stored yet."""
@@ -263,11 +306,12 @@ class ConversationRun:
         pending, self.pending_answer = self.pending_answer, None
         if pending is None:
             return
-        answer, row = pending
+        row = pending.record
         accounts = self.recorder.drain_telemetry()
-        turn = self.filters.apply_to_turn(answer, ("output",))
+        turn = self.filters.apply_to_turn(pending.turn, ("output",))
         save = partial(
             self.checkpoint.save,
+            anchor=pending.anchor,
             response=row,
             accounts=accounts,
             head=head,
@@ -310,15 +354,15 @@ class ConversationRun:
         """
         turn = self.filters.apply_to_turn(stream.turn, ("output",))
         head, key = self.task.expected_head, self.task.key
+        is_answer = self._update_pending_answer(turn)
         if find_running(turn):  # its question is pending, as one that was interrupted
             await self._save_answer()
             return self._build_reply(stream, turn)
-        last = self.pending_answer[0] if self.pending_answer else self.checkpoint.turn
-        if self.pending_answer is not None and has_same_blocks(last, turn):
+        if is_answer:
             await self._save_answer(head)
         else:
             await self._save_answer()
-            if has_same_blocks(self.checkpoint.turn, turn):
+            if has_same_content(self.checkpoint.turn, turn):
                 row, node = self.checkpoint.row, self.checkpoint.node
                 await self._persist(lambda: self.store.move_head(row, node, head=head), turn)
             else:
@@ -330,6 +374,18 @@ class ConversationRun:
         turn = limit_retention(self.checkpoint.turn, self.checkpoint.row.retention)
         self.on_finish(node, turn)
         return self._build_reply(stream, turn)
+
+    def _update_pending_answer(self, turn: Turn) -> bool:
+        """Store the pending answer with the data, mode and anchors of a Turn that the middleware returned.
+
+        Returns:
+            Whether there is a pending answer with the same blocks; otherwise nothing was changed.
+        """
+        pending = self.pending_answer
+        if pending is None or not has_same_blocks(pending.turn, turn):
+            return False
+        self.pending_answer = replace(pending, turn=turn)
+        return True
 
     def _build_reply(self, stream: Stream[Any], turn: Turn) -> Reply[Any]:
         return stream.build_reply(
@@ -368,7 +424,7 @@ class ConversationRun:
             row = self.log.take()
             if row and row.status == "running":
                 if self.recorder.recorded.exchanges:  # they are known only at the end of the stream
-                    self.pending_answer = self.checkpoint.turn, row
+                    self.pending_answer = PendingAnswer.of(self.checkpoint.turn, row)
                     await self._save_answer()
                 return
             if self.question_saved and (row or find_problems(self.checkpoint.turn)):

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
 from functools import partial
 from time import perf_counter
-from typing import TypeVar
+from typing import Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from kedge.event_loops import PerLoop
@@ -38,6 +38,11 @@ class _TurnQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[Callable[[], object]] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is waiting."""
+        return not self._waiting
 
     def add(self, work: Callable[[], object]) -> None:
         """Call a function after all work that was added earlier."""
@@ -84,14 +89,27 @@ class TimeSlice:
         """Whether it is time to let others run."""
         return perf_counter() >= self._end
 
+    @classmethod
+    async def begin(cls) -> Self:
+        """Return a slice that begins after those of the tasks that take turns already.
+
+        So if many tasks start at once, only one of them begins in each turn of the loop.
+        """
+        if not _get_queue().is_empty:
+            await _wait_for_turn()
+        return cls()
+
     async def share(self) -> None:
         """Let other tasks run if the slice is over; afterwards the next one begins."""
-        if not self.is_over:
-            return
-        turn = asyncio.get_running_loop().create_future()
-        call_in_turn(lambda: turn.done() or turn.set_result(None))  # done if the task was cancelled
-        await turn
-        self._end = perf_counter() + SLICE_SECONDS
+        if self.is_over:
+            await _wait_for_turn()
+            self._end = perf_counter() + SLICE_SECONDS
+
+
+async def _wait_for_turn() -> None:
+    turn = asyncio.get_running_loop().create_future()
+    call_in_turn(lambda: turn.done() or turn.set_result(None))  # done if the task was cancelled
+    await turn
 
 
 MAX_THREADS = 4

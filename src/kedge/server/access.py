@@ -100,18 +100,30 @@ class Rejection(NamedTuple):
         return self.error.status
 
 
-REVOKED = Rejection(errors.API_KEY_INVALID, "the token was revoked; send a valid one")
+REVOKED = Rejection(
+    errors.API_KEY_INVALID, "the token was revoked or the session has ended; send a valid one"
+)
+
+
+class Grant(NamedTuple):
+    """What an accepted request relies on, which may end before the request: a named token or a session."""
+
+    caller: AccessToken | None
+    session: str = ""
+    """The session, which ends when it is logged out, when it expires, and with its named token; or an empty text."""
 
 
 class Access(NamedTuple):
     """The decision about a request: its caller, None for the administrator, or why it is rejected.
 
-    ``headers`` are those of its response. A rejection has a caller if it is only about its limits.
+    ``headers`` are those of its response. A rejection has a caller if it is only about its limits. ``grant`` is None
+    for a request that nothing ends: without a token, or with the server's own.
     """
 
     caller: AccessToken | None = None
     rejection: Rejection | None = None
     headers: Mapping[str, str] = NO_VALUES
+    grant: Grant | None = None
 
 
 class FoundCaller(NamedTuple):
@@ -184,11 +196,19 @@ class AccessPolicy:
                     errors.API_KEY_INVALID if presented.token else errors.API_KEY_MISSING
                 )
             )
+        grant = Grant(found.caller, presented.session if found.is_session else "")
         if found.caller is None:
-            return Access()
+            return Access(grant=grant if found.is_session else None)
         needed = "page" if found.is_session else presented.needed
         is_counted = counts_as_request(scope, needed, is_session=found.is_session)
-        return await self._check_caller(found.caller, needed, is_counted)
+        decision = await self._check_caller(found.caller, needed, is_counted)
+        return decision._replace(grant=grant)
+
+    async def is_valid(self, grant: Grant) -> bool:
+        """Return whether what a request relies on has not ended since the request was accepted."""
+        if grant.caller is None or self.registry is None:
+            return True
+        return await self.registry.is_valid(grant.caller)
 
     async def _check_caller(self, caller: AccessToken, needed: str, is_counted: bool) -> Access:
         """Check whether a named token has a scope, and count the request if its token has limits."""

@@ -1,9 +1,9 @@
 """Request ids, access, the access log, and records of requests, for every front end.
 
 The log has the method, path, status and duration, never content. A ``RecordedRequest`` also has the
-content, so it is only created if there is a listener. The requests and WebSockets of a named token end as soon as it
-is revoked: the app in question sees a client that disconnects, so streams, generations and connections end in the way
-that they have anyway, wherever they wait.
+content, so it is only created if there is a listener. The requests and WebSockets of a named token or a session end as
+soon as it does: the app in question sees a client that disconnects, so streams, generations and connections end in
+the way that they have anyway, wherever they wait.
 """
 
 import asyncio
@@ -26,9 +26,8 @@ from starlette.websockets import WebSocketDisconnect
 
 from kedge.errors import StoreError, StoreReplaced
 from kedge.observe import bind_fields, count, get_logger, measure
-from kedge.security.access_tokens import AccessToken
 from kedge.server import access
-from kedge.server.access import AccessPolicy, CallerRegistry, Credentials, Rejection
+from kedge.server.access import AccessPolicy, Credentials, Grant, Rejection
 from kedge.server.errors import encode_error_event
 from kedge.server.object_forms import Item
 from kedge.text.json_text import encode_escaped
@@ -45,48 +44,49 @@ LOST_CONNECTION = 1006
 
 
 class RevocationWatch:
-    """The unfinished requests of named tokens, which end when their token is revoked.
+    """The unfinished requests of named tokens and sessions, which end with their token or session.
 
     Args:
-        registry: The named tokens.
-        reject: Returns the response to a request, as JSON, whose token is revoked before it is answered.
+        policy: Decides whether a token or a session is still valid.
+        reject: Returns the response to a request, as JSON, whose token or session ends before it is answered.
     """
 
-    def __init__(self, registry: CallerRegistry, reject: Callable[[Scope], Response]) -> None:
-        self._registry = registry
+    def __init__(self, policy: AccessPolicy, reject: Callable[[Scope], Response]) -> None:
+        self._policy = policy
         self._reject = reject
-        self._watched: dict[AccessToken, set[_WatchedConnection]] = {}
+        self._watched: dict[Grant, set[_WatchedConnection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._checker: asyncio.Task[None] | None = None
 
-    async def run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request of a named token on to an app, until it is answered or the token is revoked."""
-        caller: AccessToken = scope[access.CALLER_KEY]
+    async def run(
+        self, app: ASGIApp, grant: Grant, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Pass a request on to an app, until it is answered or its token or session has ended."""
         connection = _WatchedConnection(scope, receive, send)
-        self._watched.setdefault(caller, set()).add(connection)
+        self._watched.setdefault(grant, set()).add(connection)
         if self._checker is None or self._checker.done():
             self._checker = self._start_task(self._check_tokens())
         try:
             await app(scope, connection.receive, connection.send)
         finally:
-            self._watched.get(caller, set[_WatchedConnection]()).discard(connection)
+            self._watched.get(grant, set[_WatchedConnection]()).discard(connection)
             if connection.revoked.is_set():
                 await connection.ended.wait()
 
     async def _check_tokens(self) -> None:
         while self._watched:
             await asyncio.sleep(CHECK_SECONDS)
-            for caller, connections in list(self._watched.items()):
+            for grant, connections in list(self._watched.items()):
                 if not connections:
-                    del self._watched[caller]
-                elif not await self._is_valid(caller):
-                    for connection in self._watched.pop(caller):
+                    del self._watched[grant]
+                elif not await self._is_valid(grant):
+                    for connection in self._watched.pop(grant):
                         connection.revoked.set()
                         self._start_task(connection.end(self._reject))
 
-    async def _is_valid(self, caller: AccessToken) -> bool:
+    async def _is_valid(self, grant: Grant) -> bool:
         try:
-            return await self._registry.is_valid(caller)
+            return await self._policy.is_valid(grant)
         except StoreReplaced as error:  # until a restart no revocation would be noticed
             server_log.warning(
                 "the requests of a token end, because it cannot be checked: %s", error
@@ -115,7 +115,7 @@ async def receive_until(receive: Receive, end: asyncio.Event) -> Message | None:
 
 
 class _WatchedConnection:
-    """A request or a WebSocket, whose client seems to disconnect when its token is revoked."""
+    """A request or a WebSocket, whose client seems to disconnect when its token or session ends."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -166,7 +166,9 @@ class _WatchedConnection:
 
 
 log = get_logger("kedge.access")
-ROUTINE_PATH = re.compile(r"/healthz|/metrics|/static/.*|/api/(choices|conversations/[^/]+/runs)")
+ROUTINE_PATH = re.compile(
+    r"/healthz|/metrics|/static/.*|/api/(choices|session|conversations/[^/]+/runs)"
+)
 """Paths that monitoring and an open page request every few seconds."""
 server_log = logging.getLogger("kedge.server")
 
@@ -321,9 +323,8 @@ class RequestMiddleware:
         self._listener = listener
         self._on_finish = on_finish
         self._reply_bytes = reply_bytes
-        registry = front.policy.registry
         reject_revoked = partial(front.build_rejection, rejection=access.REVOKED)
-        self._watch = None if registry is None else RevocationWatch(registry, reject_revoked)
+        self._watch = RevocationWatch(front.policy, reject_revoked)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
@@ -398,6 +399,7 @@ class RequestMiddleware:
         return self._reply_bytes
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        grant: Grant | None = None
         presented = self._front.read_credentials(scope)
         if presented is not None:
             decision = await self._front.policy.authorize(scope, presented)
@@ -410,10 +412,11 @@ class RequestMiddleware:
                 return
             for name, value in decision.headers.items():
                 scope[RESPONSE_HEADERS_KEY].append((name.encode(), value.encode()))
-        if self._watch is None or scope.get(access.CALLER_KEY) is None:
+            grant = decision.grant
+        if grant is None:
             await self._app(scope, receive, send)
         else:
-            await self._watch.run(self._app, scope, receive, send)
+            await self._watch.run(self._app, grant, scope, receive, send)
 
     def _log_request(self, scope: Scope, seconds: float) -> None:
         """Count a request by the pattern of its route, since a path may contain an id, and log it."""

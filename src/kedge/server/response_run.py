@@ -215,9 +215,9 @@ class Generation(ABC):
         self._is_started = True
         await self._start(emit)
         if not self._draft.skip_model:
+            time_slice = await TimeSlice.begin()  # a model may always have more to say
             prompt = self._draft.prompt
             pieces, stops = self._draft.model.answer(prompt), prompt.stop
-            time_slice = TimeSlice()  # a model may always have more to say
             try:
                 async for piece in apply_stop_sequences(pieces, stops) if stops else pieces:
                     if self._on_output is not None:

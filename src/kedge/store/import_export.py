@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from kedge.database.transactions import Tx
 from kedge.errors import InvalidJSON, InvalidSetting
 from kedge.events.request_record import RequestRecord
+from kedge.planning.anchor_changes import AnchorChanges
 from kedge.store.conversations import select_conversation
 from kedge.store.nodes import (
     create_conversation,
@@ -312,9 +313,10 @@ def _import_node(
 
 
 def _check_memory(form: Json) -> Json:
-    """Check the state of a node: its ids are texts, and its data is an object."""
+    """Check the state of a node: its ids are texts, its data is an object, and its anchors are changes of records."""
     memory = thaw(freeze_map(form, "data"))
     freeze_map(memory.get("data", {}), "data")
+    msgspec.convert(memory.get("anchors", {}), AnchorChanges)
     for name in ("conversation_id", "previous_response_id"):
         if type(memory.get(name, "")) is not str:
             raise ValueError(f"{name} is not a text")

@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from itertools import starmap, takewhile
-from operator import attrgetter
-from typing import Any, cast
-
-from msgspec.structs import replace
 
 from kedge.arguments import check_count
 from kedge.database.transactions import Tx
 from kedge.events.request_record import RequestRecord
-from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state
-from kedge.planning.anchors import MODES, drop_replaced
+from kedge.planning import AnchorRecord, find_problems, get_state, set_state
+from kedge.planning.anchor_changes import apply_changes
+from kedge.planning.anchors import drop_replaced
+from kedge.store.node_state import (
+    CHANGES_PATTERN,
+    decode_changes,
+    decode_node_state,
+    has_changes,
+)
 from kedge.store.nodes import (
     NODE_COLUMNS,
     PATH_CTE,
@@ -34,14 +37,9 @@ from kedge.store.records import (
 )
 from kedge.store.responses import ANCHOR_COLUMNS, anchor_from_row, select_responses
 from kedge.store.stored_blocks import decode_blocks
-from kedge.text.json_text import decode
-from kedge.text.json_text import encode_text as encode
 from kedge.turns import Block, Turn
-from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 from kedge.turns.turn import rename_turn
 
-Json = dict[str, Any]
-_get_creation_time = attrgetter("created_at")
 _SELECT_BLOCKS = f"""{PATH_CTE}
 SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
 WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block AND l.place >= ? AND l.place < ?
@@ -59,9 +57,13 @@ WITH RECURSIVE line (branch, node) AS (
 )
 """
 _SELECT_RECORDS = f"""{_LINE_CTE}
-SELECT {ANCHOR_COLUMNS} FROM line CROSS JOIN nodes n CROSS JOIN responses r
+SELECT n.id, {ANCHOR_COLUMNS} FROM line CROSS JOIN nodes n CROSS JOIN responses r
 WHERE n.tree = ? AND n.branch = line.branch AND n.id <= line.node AND n.id > ?
 AND r.node = n.id AND r.digest IS NOT NULL
+"""
+_SELECT_CHANGES = f"""{_LINE_CTE}
+SELECT n.id, n.memory FROM line CROSS JOIN nodes n
+WHERE n.tree = ? AND n.branch = line.branch AND n.id <= line.node AND n.memory LIKE ?
 """
 _SELECT_NEWEST_RESPONSE = f"""{_LINE_CTE}
 SELECT MAX(r.node) FROM line CROSS JOIN nodes n CROSS JOIN responses r
@@ -112,16 +114,35 @@ def load_short_path(tx: Tx, conversation: ConversationRow, max_blocks: int) -> L
 
 def _load_path(tx: Tx, conversation: ConversationRow, node: Node) -> LoadedPath:
     blocks = tuple(decode_blocks(load_bodies(tx, node, 0, node.length)))
-    records = _load_records(tx, node, 0, conversation.retention)
-    return LoadedPath(node, blocks, *decode_node_state(node.memory, records, conversation.mode))
+    anchors = _load_anchors(tx, node, conversation.retention)
+    return LoadedPath(node, blocks, *decode_node_state(node.memory, anchors, conversation.mode))
 
 
-def _load_records(tx: Tx, node: Node, known: int, retention: float | None) -> list[AnchorRecord]:
-    """Return the records of the responses between a known node above this one, or 0 for none, and this one."""
+def _load_anchors(tx: Tx, node: Node, retention: float | None) -> Sequence[AnchorRecord]:
+    """Return the records of the responses on the path to a node, with the changes that were made to them."""
+    records = _load_records(tx, node, 0, retention)
+    if not has_changes(node.memory):
+        return drop_replaced(record for _, record in records)
+    rows = tx.rows(_SELECT_CHANGES, (node.id, node.tree, CHANGES_PATTERN))
+    changes = [(number, decode_changes(memory, retention)) for number, memory in rows]
+    return apply_changes(records, changes)
+
+
+def _load_records(
+    tx: Tx, node: Node, known: int, retention: float | None
+) -> list[tuple[int, AnchorRecord]]:
+    """Return the records of the responses between a known node above this one, or 0 for none, and this one.
+
+    Each has the number of its node.
+    """
     rows = tx.rows(_SELECT_RECORDS, (node.id, node.tree, known))
-    if any(row[1] not in tx.scopes for row in rows):
+    if any(scope not in tx.scopes for _, _, scope, *_ in rows):
         tx.scopes.update(tx.rows("SELECT number, name FROM scopes"))
-    return drop_replaced(anchor_from_row(row, tx.scopes.get(row[1], ""), retention) for row in rows)
+    records: list[tuple[int, AnchorRecord]] = []
+    for number, *columns in rows:
+        scope = tx.scopes.get(columns[1], "")
+        records.append((number, anchor_from_row(tuple(columns), scope, retention)))
+    return records
 
 
 def find_newest_response(
@@ -166,13 +187,16 @@ def load_turn(
     end = get_node(tx, conversation, node)
     shared = _count_shared(tx, end, known)
     is_above = bool(tx.rows(_IS_ABOVE, (end.id, known.id)))
-    records = _load_records(tx, end, known.id if is_above else 0, conversation.retention)
-    state = get_state(turn) if is_above else ConversationState()
-    for record in records:
-        state = state.with_anchor(record)
+    if is_above and not has_changes(end.memory):
+        state = get_state(turn)
+        for _, record in _load_records(tx, end, known.id, conversation.retention):
+            state = state.with_anchor(record)
+        anchors: Sequence[AnchorRecord] = state.anchors
+    else:
+        anchors = _load_anchors(tx, end, conversation.retention)
     blocks = decode_blocks(load_bodies(tx, end, shared, end.length))
     turn = rename_turn(turn, conversation.id).take(shared)
-    state, data = decode_node_state(end.memory, state.anchors, conversation.mode)
+    state, data = decode_node_state(end.memory, anchors, conversation.mode)
     removed = dict.fromkeys(turn.data)
     return end, set_state(turn.append(*blocks).with_data({**removed, **data}), state)
 
@@ -331,34 +355,3 @@ def diff_paths(tx: Tx, conversation: ConversationRow, left: int, right: int) -> 
     equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*bodies, strict=False)))
     sides = (tuple(decode_blocks(each[equal:])) for each in bodies)
     return Differences(shared + equal, *sides)
-
-
-def encode_node_state(state: ConversationState, data: FrozenMap, mode: str | None) -> str | None:
-    """Encode the state that does not follow from the responses and the conversation's mode, if any."""
-    form: Json = {}
-    if state.mode and state.mode != mode:
-        form["mode"] = state.mode
-    if state.conversation_id:
-        form["conversation_id"] = state.conversation_id
-        form["previous_response_id"] = state.previous_response_id
-    if data:
-        form["data"] = thaw(data)
-    return encode(form) if form else None
-
-
-def decode_node_state(
-    text: str | None, records: Sequence[AnchorRecord], mode: str | None
-) -> tuple[ConversationState, FrozenMap]:
-    """Return the state of a Turn, from the anchors on its path and the state encoded in its node."""
-    form = cast("Json", decode(text)) if text else {}
-    mode = form.get("mode", mode)
-    state = ConversationState(
-        mode if mode in MODES else None,
-        conversation_id=form.get("conversation_id", ""),
-        anchors=records if isinstance(records, tuple) else tuple(records),
-    )
-    completed = (each for each in reversed(state.anchors) if each.status == "completed")
-    newest = max(completed, key=_get_creation_time, default=None)
-    previous = form.get("previous_response_id", newest.response_id if newest else "")
-    state = replace(state, previous_response_id=previous)
-    return state, FrozenMap(form["data"]) if form.get("data") else EMPTY

@@ -29,6 +29,7 @@ from kedge.store.conversations import (
     set_tags,
     swap_head,
 )
+from kedge.store.node_state import encode_first_state
 from kedge.store.records import (
     MAX_INTEGER,
     ConversationRow,
@@ -323,13 +324,15 @@ def create_conversation(
     return select_conversation(tx, new.id)
 
 
-def insert_row(tx: Tx, new: ConversationRow, blocks: Sequence[Block] = ()) -> ConversationRow:
+def insert_row(
+    tx: Tx, new: ConversationRow, blocks: Turn | Sequence[Block] = ()
+) -> ConversationRow:
     """Create the conversation of a new row, with its first node and the blocks that it begins with.
 
     Args:
         tx: The transaction.
         new: The row of `new_row`.
-        blocks: Blocks that it begins with, written in the same transaction.
+        blocks: Blocks that it begins with, written in the same transaction; of a Turn, its data and anchors, too.
 
     Returns:
         The row of the new conversation.
@@ -337,13 +340,17 @@ def insert_row(tx: Tx, new: ConversationRow, blocks: Sequence[Block] = ()) -> Co
     Raises:
         InvalidSetting: There is a conversation with this id already.
     """
-    stored = [to_stored_block(block) for block in Turn(blocks)]  # which checks them
+    turn = blocks if isinstance(blocks, Turn) else Turn(blocks)  # which checks them
+    stored = [to_stored_block(block) for block in turn]
+    state = encode_first_state(turn, new.mode)
     now = tx.clock()
     row = create_conversation(tx, new, now)
-    if not stored:
+    if not (stored or state):
         return row
     root = get_node(tx, row)
-    insert_node(tx, root, stored, conversation=row, kind="added", now=now, head=root.id)
+    insert_node(
+        tx, root, stored, conversation=row, kind="added", now=now, memory=state, head=root.id
+    )
     return select_conversation(tx, row.id)
 
 

@@ -23,6 +23,7 @@ from kedge.errors import HeadConflict
 from kedge.event_loops import AsyncResource, SharedLock, SyncFacade, wrap_method
 from kedge.events.request_record import RequestRecord
 from kedge.planning import Mode
+from kedge.planning.anchor_changes import NO_CHANGES, AnchorChanges
 from kedge.planning.anchors import ConversationState
 from kedge.store import conversations as conversation_table
 from kedge.store import (
@@ -44,6 +45,7 @@ from kedge.store.conversations import (
     select_head,
     validate_members,
 )
+from kedge.store.node_state import encode_node_state
 from kedge.store.records import (
     NO_TELEMETRY,
     ConversationRow,
@@ -58,7 +60,7 @@ from kedge.store.records import (
     validate_namespace,
 )
 from kedge.store.stored_blocks import to_stored_block
-from kedge.turns import Block
+from kedge.turns import Block, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 NO_STATE = ConversationState()
@@ -262,7 +264,7 @@ class Store(AsyncResource):
         ttl: float | None = None,
         data: Mapping[str, Any] = EMPTY,
         id: str = "",  # noqa: A002 - the name in the public contract
-        blocks: Sequence[Block] = (),
+        blocks: Turn | Sequence[Block] = (),
     ) -> ConversationRow:
         """Create a conversation.
 
@@ -275,7 +277,7 @@ class Store(AsyncResource):
             ttl: Seconds after its last change at which it expires and `delete_expired` deletes it.
             data: JSON data of the application.
             id: Its id; a new one by default.
-            blocks: Blocks that it begins with, written in the same transaction.
+            blocks: Blocks that it begins with, written in the same transaction; of a Turn, its data and anchors, too.
 
         Returns:
             The row of the new conversation.
@@ -387,6 +389,7 @@ class Store(AsyncResource):
         response: RequestRecord | None = None,
         memory: ConversationState | None = None,
         data: FrozenMap = EMPTY,
+        changes: AnchorChanges = NO_CHANGES,
         accounts: Telemetry = NO_TELEMETRY,
         head: int | None = None,
         asked_for: str = "",
@@ -403,6 +406,7 @@ class Store(AsyncResource):
             response: The response of the node.
             memory: The state of the conversation at this node.
             data: Data of the Turn at this node.
+            changes: How the anchor records of the Turn differ from those of the responses on the path.
             accounts: The incidents, tool runs and exchanges to store with it.
             head: The node at which the head must be; it is moved from there to the new node.
             asked_for: The idempotency key of the question, if the node is one.
@@ -421,7 +425,9 @@ class Store(AsyncResource):
         """
         stored_blocks = [to_stored_block(block) for block in blocks]
         number = conversation.number
-        state = node_paths.encode_node_state(memory or NO_STATE, data, conversation.mode)
+        state = encode_node_state(
+            memory or NO_STATE, data, conversation.mode, parent=parent.memory, changes=changes
+        )
         scope = await self._intern_scope(response.scope) if response else 0
 
         def work(tx: Tx) -> tuple[Node, int | None]:

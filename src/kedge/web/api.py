@@ -305,6 +305,12 @@ async def read_attachment(call: ApiCall) -> Response:
     return send.serve_attachment(await load_attached(store, row, block), block, call.path["index"])
 
 
+@operation("GET", "/api/session")
+async def read_session(call: ApiCall) -> shapes.SessionShape:
+    """Read whose token or session a request was sent with."""
+    return shapes.SessionShape(user=call.store.namespace)
+
+
 @operation("GET", "/api/choices")
 async def list_choices(call: ApiCall) -> shapes.ChoicesShape:
     """List tags and models."""

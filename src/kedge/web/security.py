@@ -80,6 +80,13 @@ class PageAuth(access.AccessPolicy):
         caller = await registry.find_session(session) if registry else None
         return None if caller is None else access.FoundCaller(caller, is_session=True)
 
+    async def is_valid(self, grant: access.Grant) -> bool:
+        """Return whether the token or the session of a request has not ended."""
+        if not grant.session:
+            return await access.AccessPolicy.is_valid(self, grant)
+        found = await self.find_sender(access.Credentials(session=grant.session))
+        return found is not None and found.caller == grant.caller
+
     async def log_in(self, token: str) -> str | None:
         """Start a session for a token, or return None if it is wrong or lacks the scope ``page``."""
         if self.matches_token(token.encode()):

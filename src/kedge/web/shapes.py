@@ -315,6 +315,12 @@ class ComparisonShape(ApiModel):
     rows: list[DiffShape]
 
 
+class SessionShape(ApiModel):
+    """Whose token or session a request was sent with."""
+
+    user: str = Field(description="The user; empty for the administrator.")
+
+
 class ChoicesShape(ApiModel):
     """The tags and models to filter conversations by, and the models that can answer."""
 

@@ -284,6 +284,35 @@ def test_login_form_accepts_token(
         context.close()
 
 
+@pytest.mark.parametrize("path", ["/", "/dashboard", "/requests", "/workflows", "conversation"])
+def test_a_tab_notices_that_another_one_has_logged_out(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory, path: str
+) -> None:
+    """Each page says that the session has ended, without a reload and without a message being sent."""
+    with serve_page(tmp_path_factory.mktemp("door"), token="open-sesame") as page:
+        context = browser.new_context()
+        watched = WatchedTab(context, page.url)
+        tab = watched.open("/")
+        tab.get_by_label("Token").fill("open-sesame")
+        tab.get_by_role("button", name="Log in").click()
+        expect(tab.get_by_role("heading", name="Conversations", exact=True)).to_be_visible()
+        if path == "conversation":
+            path = f"/conversations/{page.create_conversation('Hello')}"
+        tab.goto(page.url + path)
+        other = context.new_page()
+        other.goto(page.url)
+        other.get_by_role("button", name="Log out").click()
+        expect(other.get_by_label("Token")).to_be_visible()
+        tab.bring_to_front()
+        expect(tab.get_by_text("Your session has ended.")).to_be_visible()
+        if path.startswith("/conversations/"):
+            tab.get_by_label("Your message").fill("A draft")
+            tab.locator(".rows a[data-node]").first.click()
+            expect(tab.locator("#toast")).to_contain_text("Your session has ended.")
+            expect(tab.get_by_label("Your message")).to_have_value("A draft")
+        context.close()
+
+
 TYPED = "tell me a joke about cats? / just kidding"
 CODE = "def area(radius):\n    return 3.14 * radius ** 2  # approximate\n"
 ANSWER = f"Use **this**:\n\n```python\n{CODE}```\n"

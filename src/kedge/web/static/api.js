@@ -20,12 +20,14 @@ export async function request(method, path, body, signal) {
     if (error.name === "AbortError") throw error;
     throw new Unreachable("The server cannot be reached. Is kedge serve still running?");
   }
-  if (!answer.ok) throw Object.assign(new Error(await readError(answer)), { status: answer.status });
+  const isLogin = answer.redirected && new URL(answer.url).pathname === "/login"; // a page without a valid session
+  const status = isLogin ? 401 : answer.status;
+  if (status >= 400) throw Object.assign(new Error(await readError(answer, status)), { status });
   return answer;
 }
 
-async function readError(answer) {
-  if (answer.status === 401) return "Your session has ended. Reload the page to log in.";
+async function readError(answer, status) {
+  if (status === 401) return "Your session has ended. Reload the page to log in.";
   try {
     return (await answer.json()).error.message;
   } catch {

@@ -29,7 +29,7 @@ async function check() {
 
 async function poll() {
   const grid = document.querySelector("[data-conversation]");
-  const other = document.querySelector("[data-live]") ? "/api/choices" : "/healthz"; // the first needs a session
+  const other = document.body.dataset.here === "login" ? "/healthz" : "/api/session"; // which needs a session
   const path = grid ? `/api/conversations/${encodeURIComponent(grid.dataset.conversation)}/runs` : other;
   let state = null;
   try {
