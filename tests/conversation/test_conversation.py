@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 from starlette.responses import Response
 
-from conversation.conftest import Connect
+from conversation.conftest import Connect, add
 from engines.fake_server import json_response, serve_handler
 from kedge import Conversation, assistant, connect, errors, system, tool_result, user
 from kedge.conversation import lookup
@@ -22,6 +22,7 @@ from kedge.events.run import TurnFinished
 from kedge.middleware import BaseMiddleware, block, find_open_calls, guard, redact, retry
 from kedge.planning import get_state
 from kedge.store import Node, Store
+from kedge.store.tree import build_response_graph, read_tree
 from kedge.testing import TestServer
 from kedge.turns import Turn
 
@@ -918,6 +919,42 @@ async def test_cost_of_an_answer_that_healing_discards_is_stored(
     assert answered.input_tokens
     assert reply.usage.input_tokens == discarded.input_tokens + answered.input_tokens
     assert node_kinds(path) == ["root", "asked", "answered", "asked", "answered"]
+
+
+@pytest.mark.parametrize("is_callers", [False, True])
+async def test_results_after_the_last_round_of_tools_are_no_edit(
+    store: Store, *, is_callers: bool
+) -> None:
+    """A model that never stops calling, or a call that is left to the caller, ends a run with results, not an edit."""
+    own = {"type": "function", "name": "own", "parameters": {"type": "object", "properties": {}}}
+
+    async def answer(request: Any) -> Response:
+        number = len(json.loads(await request.body())["input"])
+        names = ["add", "own"] if is_callers else ["add"]
+        calls = [
+            {
+                "type": "function_call",
+                "call_id": f"{name}_{number}",
+                "name": name,
+                "arguments": "{}",
+            }
+            for name in names
+        ]
+        return json_response({"id": f"resp_{number}", "status": "completed", "output": calls})
+
+    with serve_handler(answer) as url:
+        engine = connect(f"responses:{url}#m", mode="stateless")
+        async with await Conversation.create(engine, store=store, tools=[add]) as conversation:
+            before = conversation.head
+            await conversation.send("Go", tools=[own] if is_callers else [])
+            kinds = node_kinds(await conversation.path())
+            rounds = 1 if is_callers else 18
+            assert kinds == ["root", "asked", *["answered", "results"] * rounds]
+            tree = await read_tree(store, conversation.row)
+            labels = {node.label for node in build_response_graph(tree, 0.0).nodes}
+            assert labels == ({"Go"} if is_callers else {"Go", "After the tools answered"})
+            await conversation.undo()
+            assert conversation.head == before
 
 
 async def test_instructions_are_sent_with_every_request(store: Store) -> None:

@@ -13,8 +13,13 @@ from kedge.store.summaries import (
     list_summaries,
     load_attached,
 )
-from kedge.store.tree import list_tree_conversations, load_last_blocks, read_tree
-from kedge.turns import assistant, user
+from kedge.store.tree import (
+    build_response_graph,
+    list_tree_conversations,
+    load_last_blocks,
+    read_tree,
+)
+from kedge.turns import Block, assistant, system, user
 
 
 async def append_exchange(
@@ -65,6 +70,46 @@ async def test_request_that_was_sent_again_is_no_failure(store: Store) -> None:
     await store.append(row, question, [], kind="failed", response=RequestRecord(**facts))
     (summary,), total = await list_summaries(store, show="failed")
     assert (summary.failed, summary.unanswered, total) == (1, "failed", 1)
+
+
+async def test_edits_of_a_tree_are_described(store: Store) -> None:
+    """Each edit names the first block that it changed, inserted or removed, with the old and the new words."""
+    row = await store.create("Edits")
+    root = await store.node(row, row.head)
+    long = "The harbour is full of ships today. " * 4
+    first = [
+        user("My name is Ada."),
+        assistant("Hello Ada."),
+        user(f"{long}Count them."),
+        assistant("12"),
+    ]
+    named = user(f"{long}Name them.")
+    node = await store.append(row, root, first)
+
+    async def edit(kept: int, *blocks: Block) -> int:
+        nonlocal node
+        node = await store.append(row, node, blocks, kind="edited", kept=kept)
+        return node.id
+
+    expected = {
+        await edit(0, user("My name is Bea."), *first[1:]): "user message “…Ada.” → “…Bea.”",
+        await edit(
+            2, user(f"{long}Name them."), first[3]
+        ): "user message “…Count them.” → “…Name them.”",
+        await edit(1, named, first[3]): "removed answer “Hello Ada.”",
+        await edit(1, system("Hurry."), named, first[3]): "new system prompt “Hurry.”",
+        await edit(2): f"removed user message “{long[:59]}…” and 1 later block",
+        await edit(1, assistant("Hello.")): "system prompt “Hurry.” → answer “Hello.”",
+        await edit(1, assistant("x" * 70_000)): "",
+    }
+    side = await store.append(row, root, [user("Bye")])
+    node = side
+    expected[await edit(0, user("Bye-bye"))] = "user message “Bye” → “Bye-bye”"
+    tree = await read_tree(store, row)
+    assert tree.edits == expected
+    labels = {each.id: each.label for each in build_response_graph(tree, 0.0).nodes}
+    assert labels[node.id] == "User message “Bye” → “Bye-bye”"
+    assert "History was edited" in labels.values()
 
 
 async def test_summary_contains_sums_of_its_conversation(store: Store) -> None:
@@ -126,26 +171,26 @@ async def test_expiry_matches_the_planner(store: Store) -> None:
 async def test_every_filter_and_order_works(store: Store) -> None:
     """Every combination of filter and order returns the expected conversations."""
     plain = await create_conversation(store, "Plain", "a", cost=0.1, input_tokens=1)
-    forked = await create_conversation(store, "Forked", "b", "c", cost=0.2, input_tokens=5)
-    root = await store.node(forked, forked.tree)
-    await append_exchange(store, forked, root, "another")
+    branched = await create_conversation(store, "Branched", "b", "c", cost=0.2, input_tokens=5)
+    root = await store.node(branched, branched.tree)
+    await append_exchange(store, branched, root, "another")
     failed = await create_conversation(store, "Failed", "d", status="refused")
     archived = await create_conversation(store, "Archived", "e")
     await store.update(archived.id, archived=True)
     expected = {
-        "active": {plain.id, forked.id, failed.id},
-        "forked": {forked.id},
+        "active": {plain.id, branched.id, failed.id},
+        "branched": {branched.id},
         "failed": {failed.id},
         "archived": {archived.id},
-        "all": {plain.id, forked.id, failed.id, archived.id},
+        "all": {plain.id, branched.id, failed.id, archived.id},
     }
-    first = {"oldest": "Plain", "newest": "Failed", "title": "Failed"}
+    first = {"oldest": "Plain", "newest": "Failed"}
     for selection, order in itertools.product(LIST_FILTERS, LIST_ORDERS):
         rows, total = await list_summaries(store, show=selection, order=order)
         assert {each.row.id for each in rows} == expected[selection], order
         assert total == len(rows)
         if selection == "active":
-            assert rows[0].row.title == first.get(order, "Forked")
+            assert rows[0].row.title == first.get(order, "Branched")
 
 
 async def test_tree_is_read_completely(store: Store) -> None:

@@ -69,11 +69,11 @@ def test_first_change_is_described() -> None:
     before = [user("a"), assistant("b"), user("c")]
     assert describe_first_change(before, [*before, user("d")]) == ""
     assert describe_first_change(before, [before[0], user("x"), *before[1:]]) == (
-        "The first change is a new user message “x”."
+        "The first change: new user message “x”."
     )
     assert describe_first_change(before, [before[0], before[2]]) == (
-        "The first changed message is the answer “b”, which was removed."
+        "The first change: removed answer “b”."
     )
     assert describe_first_change(before, [user("z"), *before[1:]]) == (
-        "The first changed message is the user message “a”, which is now “z”."
+        "The first change: user message “a” → “z”."
     )

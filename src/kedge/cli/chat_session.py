@@ -335,7 +335,7 @@ class ChatSession:
 
     @slash_command("/tree")
     async def tree(self, _: str) -> str:
-        """Show the tree, with undone and forked branches."""
+        """Show the tree, with undone branches and forks."""
         from kedge.cli.show import load_tree, render_tree
 
         tree = await load_tree(self.store, self.conversation.row)

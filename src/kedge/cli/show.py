@@ -277,7 +277,9 @@ class AnnotatedTree:
         return {mark: describe_mark(mark, reason) for mark, reason in marks.items()}
 
     def excerpt(self, number: int) -> str:
-        """Return the beginning of the last block that this node added."""
+        """Return what an edit changed, or the beginning of the last block that this node added."""
+        if edit := self.tree.edits.get(number):
+            return edit
         last = self.blocks.get(number)
         return describe(last, EXCERPT_LENGTH) if last else ""
 

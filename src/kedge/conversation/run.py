@@ -49,8 +49,17 @@ from kedge.observe import bind_fields, get_logger
 from kedge.planning import AnchorRecord, find_problems, find_running, get_state, set_state
 from kedge.planning.digests import canonical_json
 from kedge.store import Claim, ConversationRow, Node, RequestRecord, Store
-from kedge.turns import AssistantBlock, Block, Turn, assistant, new_id, snapshot_block_ids
+from kedge.turns import (
+    AssistantBlock,
+    Block,
+    ToolResultBlock,
+    Turn,
+    assistant,
+    new_id,
+    snapshot_block_ids,
+)
 from kedge.turns.frozen_json import to_encodable
+from kedge.turns.turn import has_prefix
 
 if TYPE_CHECKING:
     from kedge.store.records import NodeKind
@@ -366,7 +375,7 @@ class ConversationRun:
                 row, node = self.checkpoint.row, self.checkpoint.node
                 await self._persist(lambda: self.store.move_head(row, node, head=head), turn)
             else:
-                kind: NodeKind = "compacted" if self.compacted else "edited"
+                kind = self._name_change(turn)
                 await self._persist(lambda: self.checkpoint.save(turn, kind, head=head), turn)
         node = self.checkpoint.node
         if key:
@@ -386,6 +395,16 @@ class ConversationRun:
             return False
         self.pending_answer = replace(pending, turn=turn)
         return True
+
+    def _name_change(self, turn: Turn) -> "NodeKind":
+        """Return the kind of the node for that in which the final Turn differs from what is stored."""
+        stored = self.checkpoint.turn
+        if not has_prefix(turn, stored):
+            return "compacted" if self.compacted else "edited"
+        added = turn[len(stored) :]
+        # After the last round of tools, or beside calls that are left to the caller, results are not sent.
+        is_results = bool(added) and all(isinstance(block, ToolResultBlock) for block in added)
+        return "results" if is_results else "added"
 
     def _build_reply(self, stream: Stream[Any], turn: Turn) -> Reply[Any]:
         return stream.build_reply(

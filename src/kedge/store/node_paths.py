@@ -1,10 +1,12 @@
 """Load the path to a node: its blocks, its anchors and the state of its Turn, and compare paths."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import starmap, takewhile
+from operator import itemgetter
 
 from kedge.arguments import check_count
 from kedge.database.transactions import Tx
+from kedge.errors import StoreDamaged
 from kedge.events.request_record import RequestRecord
 from kedge.planning import AnchorRecord, find_problems, get_state, set_state
 from kedge.planning.anchor_changes import apply_changes
@@ -38,6 +40,7 @@ from kedge.store.records import (
 from kedge.store.responses import ANCHOR_COLUMNS, anchor_from_row, select_responses
 from kedge.store.stored_blocks import decode_blocks
 from kedge.turns import Block, Turn
+from kedge.turns.text_format import describe_change
 from kedge.turns.turn import rename_turn
 
 _SELECT_BLOCKS = f"""{PATH_CTE}
@@ -72,6 +75,29 @@ WHERE n.tree = ? AND n.branch = line.branch AND n.id <= line.node AND r.node = n
 _IS_ABOVE = f"""{_LINE_CTE}
 SELECT 1 FROM line JOIN nodes n ON n.branch = line.branch AND n.id <= line.node WHERE n.id = ?
 """
+# For the newest edits of a tree: the first blocks that differ, of the edit and of its parent. The walk is that of the
+# path query, from the ends of both paths to the branch with the first of these blocks.
+_SELECT_CHANGED = """
+WITH RECURSIVE edits AS (
+    SELECT id, parent, kept FROM nodes WHERE tree = ? AND kind = 'edited' ORDER BY id DESC LIMIT ?
+), path (edit, kept, is_new, branch, stop) AS (
+    SELECT e.id, e.kept, n.id - e.parent, n.branch, n.length
+    FROM edits e JOIN nodes n ON n.id = e.id OR n.id = e.parent
+    UNION ALL
+    SELECT path.edit, path.kept, path.is_new, parent.branch,
+        CASE WHEN first.kept < path.stop THEN first.kept ELSE path.stop END
+    FROM path JOIN nodes first ON first.id = path.branch JOIN nodes parent ON parent.id = first.parent
+    WHERE first.kept > path.kept
+)
+SELECT path.edit, path.is_new, l.place, CASE WHEN LENGTH(b.body) <= ? THEN b.body END
+FROM path CROSS JOIN links l CROSS JOIN blocks b
+WHERE l.branch = path.branch AND l.place < path.stop AND l.place >= path.kept AND l.place < path.kept + 2
+    AND b.id = l.block
+"""
+MAX_DESCRIBED_EDITS = 200
+"""The number of the newest edits of a tree that are described."""
+MAX_DESCRIBED_LENGTH = 65_536
+"""The length of an encoded block up to which its change is described."""
 _SELECT_ANCESTRY = f"""
 WITH RECURSIVE line AS (
     SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ?
@@ -244,6 +270,39 @@ def load_bodies(tx: Tx, node: Node, start: int, stop: int, max_length: int = 0) 
     if max_length:
         query = query.replace("b.body", f"SUBSTR(b.body, 1, {max_length})")
     return [body for _, body in sorted(tx.rows(query, (node.id, start, stop)))]
+
+
+def describe_edits(tx: Tx, tree: int, nodes: Mapping[int, Node]) -> dict[int, str]:
+    """Return one line about what each of the newest edits of a tree changed, by node; long blocks are left out.
+
+    Args:
+        tx: The transaction.
+        tree: The tree.
+        nodes: Its nodes by number.
+    """
+    if not any(node.kind == "edited" for node in nodes.values()):
+        return {}
+    found: dict[int, tuple[list[str | None], list[str | None]]] = {}
+    values = (tree, MAX_DESCRIBED_EDITS, MAX_DESCRIBED_LENGTH)
+    for edit, is_new, _, body in sorted(tx.rows(_SELECT_CHANGED, values), key=itemgetter(0, 1, 2)):
+        sides = found.setdefault(edit, ([], []))
+        sides[bool(is_new)].append(body)
+    return {edit: _describe_edit(nodes, edit, *sides) for edit, sides in found.items()}
+
+
+def _describe_edit(
+    nodes: Mapping[int, Node], edit: int, before: Sequence[str | None], after: Sequence[str | None]
+) -> str:
+    bodies = [[body for body in side if body is not None] for side in (before, after)]
+    if len(bodies[0]) < len(before) or len(bodies[1]) < len(after):
+        return ""
+    try:
+        old, new = (decode_blocks(side) for side in bodies)
+    except StoreDamaged:  # ``verify`` reports it
+        return ""
+    parent = nodes.get(nodes[edit].parent)
+    removed = parent.length - nodes[edit].kept if parent else len(old)
+    return describe_change(old, new, removed)
 
 
 def list_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:

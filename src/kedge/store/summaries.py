@@ -29,7 +29,7 @@ from kedge.store.stored_blocks import (
 )
 from kedge.turns import AssistantBlock, Block, UserBlock
 
-ListFilter = Literal["active", "forked", "failed", "archived", "all"]
+ListFilter = Literal["active", "branched", "failed", "archived", "all"]
 ListOrder = Literal["newest", "oldest", "responses", "tokens", "cost", "title"]
 LIST_FILTERS: tuple[ListFilter, ...] = get_args(ListFilter)
 LIST_ORDERS: tuple[ListOrder, ...] = get_args(ListOrder)
@@ -38,7 +38,7 @@ FIRST_BLOCKS, LAST_BLOCKS = 4, 4
 
 _CONDITIONS: dict[ListFilter, str] = {
     "active": "c.archived = 0",
-    "forked": "c.archived = 0 AND c.tree IN (SELECT tree FROM nodes WHERE kind <> 'failed' "
+    "branched": "c.archived = 0 AND c.tree IN (SELECT tree FROM nodes WHERE kind <> 'failed' "
     "AND tree IN (SELECT tree FROM nodes WHERE parent > 0 AND (branch = id OR kept = length)) "
     "GROUP BY tree, parent HAVING COUNT(*) > 1)",
     "failed": "c.archived = 0 AND c.number IN (SELECT conversation FROM responses "

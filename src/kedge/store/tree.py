@@ -22,11 +22,13 @@ from kedge.events.request_record import RequestRecord
 from kedge.planning.anchors import is_expired
 from kedge.planning.plan import is_fallback_reason
 from kedge.store import conversations
+from kedge.store.node_paths import describe_edits
 from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree
 from kedge.store.records import ANSWERED_STATUSES, ConversationRow, Node, has_failed
 from kedge.store.responses import select_responses
 from kedge.store.store import read
 from kedge.store.stored_blocks import decode_blocks, preview_body
+from kedge.text.display import capitalize
 from kedge.turns import AssistantBlock, Block, UserBlock
 
 Mark = Literal[
@@ -76,12 +78,13 @@ _KIND_LABELS = {
 
 
 class StoredTree(msgspec.Struct, frozen=True):
-    """A tree: its nodes, its responses by node, and the text of each question."""
+    """A tree: its nodes, its responses by node, the text of each question, and what each edit changed."""
 
     row: ConversationRow
     nodes: tuple[Node, ...]
     responses: Mapping[int, RequestRecord] = {}
     questions: Mapping[int, str] = {}
+    edits: Mapping[int, str] = {}
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -206,7 +209,7 @@ class _Tree:
 def compute_layout(
     nodes: Iterable[GraphNode], chosen: int = 0, unfolded: Container[int] = ()
 ) -> Layout:
-    """Lay out all nodes; long runs without a fork or a mark are folded into one row.
+    """Lay out all nodes; long runs without a branch or a mark are folded into one row.
 
     Args:
         nodes: The nodes.
@@ -285,6 +288,8 @@ def _build_graph_node(
 ) -> GraphNode:
     row = tree.responses.get(node.id)
     label = question or _KIND_LABELS.get(node.kind) or "After the tools answered"
+    if edit := tree.edits.get(node.id):
+        label = capitalize(edit)
     marks: set[Mark] = {"pending"} if node.kind == "asked" else set()
     marks.update(find_marks(node, row, now))
     return GraphNode(
@@ -338,14 +343,16 @@ def read_tree(tx: Tx, conversation: ConversationRow) -> StoredTree:
     """Return the complete tree of a conversation, including forks."""
     responses = select_responses(tx, "WHERE n.tree = ?", (conversation.tree,))
     bodies = select_question_previews(tx, conversation.tree)
+    nodes = select_tree(tx, conversation.tree)
     return StoredTree(
         conversation,
-        tuple(select_tree(tx, conversation.tree)),
+        tuple(nodes),
         {row.node: row for row in responses},
         {
             node: preview_body(body, UserBlock, AssistantBlock) or ""
             for node, body in bodies.items()
         },
+        describe_edits(tx, conversation.tree, {node.id: node for node in nodes}),
     )
 
 

@@ -1,8 +1,8 @@
 """Format blocks and Turns for display, one line per block."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from kedge.text.display import escape_text, format_size
+from kedge.text.display import escape_text, format_size, pluralize
 from kedge.turns.blocks import Block, ReasoningBlock
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
 
@@ -14,6 +14,70 @@ _SHOWN_MEMBERS = ("text", "filename", "url", "file_id", "data")
 def describe(block: Block, width: int = DEFAULT_WIDTH) -> str:
     """Return the content of a block in one line of at most ``width`` characters."""
     return shorten(_format_content(block), width)
+
+
+BLOCK_NAMES = {
+    "user": "user message",
+    "assistant": "answer",
+    "reasoning": "reasoning",
+    "tool_call": "tool call",
+    "tool_result": "tool result",
+    "system": "system prompt",
+    "opaque": "other item",
+}
+"""The names of the kinds of blocks."""
+MAX_QUOTED = 60
+"""The maximum number of characters of each text in the description of a change."""
+
+
+def name_block(block: Block) -> str:
+    """Return the kind of a block in words and the beginning of its content."""
+    return f"{BLOCK_NAMES.get(block.kind, block.kind)} “{describe(block, MAX_QUOTED)}”"
+
+
+def describe_change(before: Sequence[Block], after: Sequence[Block], removed: int = 0) -> str:
+    """Return one line about the first of the changes that made one list of blocks of another.
+
+    Args:
+        before: The earlier blocks, from the first one that differs on; two of them are enough.
+        after: The later blocks from there on.
+        removed: The number of earlier blocks, if there are no later ones.
+
+    Returns:
+        Such as ``user message “…Ada.” → “…Bea.”``; empty if there are no blocks.
+    """
+    if not before:
+        return f"new {name_block(after[0])}" if after else ""
+    old = before[0]
+    if not after:
+        rest = pluralize(removed - 1, "later block")
+        return f"removed {name_block(old)}{f' and {rest}' if removed > 1 else ''}"
+    new = after[0]
+    if len(before) > 1 and _has_same_content(before[1], new):
+        return f"removed {name_block(old)}"
+    if len(after) > 1 and _has_same_content(old, after[1]):
+        return f"new {name_block(new)}"
+    if old.kind != new.kind:
+        return f"{name_block(old)} → {name_block(new)}"
+    name = BLOCK_NAMES.get(old.kind, old.kind)
+    texts = (_format_content(old), _format_content(new))
+    if texts[0] == texts[1]:
+        return f"{name} “{shorten(texts[0], MAX_QUOTED)}”"
+    start = _find_excerpt_start(*texts)
+    quoted = (f"“{'…' if start else ''}{shorten(text[start:], MAX_QUOTED)}”" for text in texts)
+    return f"{name} {' → '.join(quoted)}"
+
+
+def _has_same_content(one: Block, other: Block) -> bool:
+    return one.kind == other.kind and _format_content(one) == _format_content(other)
+
+
+def _find_excerpt_start(old: str, new: str) -> int:
+    """Return the position from which two texts are quoted: that of the first word that differs."""
+    pairs = enumerate(zip(old, new, strict=False))
+    shorter = min(len(old), len(new))
+    different = next((index for index, (one, other) in pairs if one != other), shorter)
+    return old.rfind(" ", 0, different) + 1
 
 
 def format_table(blocks: Iterable[Block], width: int = DEFAULT_WIDTH) -> str:

@@ -15,10 +15,10 @@ from typing import Literal
 from markupsafe import Markup, escape
 
 from kedge.store import RequestRecord, StoredExchange
-from kedge.text.display import pluralize
+from kedge.text.display import capitalize, pluralize
 from kedge.turns import AssistantBlock, Block, SystemBlock, UserBlock, dump_block
 from kedge.turns.frozen_json import EMPTY
-from kedge.turns.text_format import describe
+from kedge.turns.text_format import BLOCK_NAMES, describe, describe_change
 from kedge.web.transcript import MessageView, MessageViews, indent_json
 
 MAX_WORDS = 2_000
@@ -30,15 +30,7 @@ MAX_BLOCKS = 400
 _WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
 _CHANGED = (Markup("<del>{}</del>"), Markup("<ins>{}</ins>"))
 Opcode = tuple[str, int, int, int, int]
-BLOCK_LABELS = {
-    "user": "User message",
-    "assistant": "Answer",
-    "reasoning": "Reasoning",
-    "tool_call": "Tool call",
-    "tool_result": "Tool result",
-    "system": "System prompt",
-    "opaque": "Other item",
-}
+BLOCK_LABELS = {kind: capitalize(name) for kind, name in BLOCK_NAMES.items()}
 """The names of the kinds of blocks."""
 
 
@@ -98,26 +90,13 @@ def pair_edits(before: Sequence[Block], after: Sequence[Block]) -> dict[str, str
 
 
 def describe_first_change(before: Sequence[Block], after: Sequence[Block]) -> str:
-    """Return a sentence that names the first block that was changed, inserted or removed."""
-    for tag, i1, i2, j1, j2 in _match_blocks(before, after):
-        if tag == "equal" or i1 == i2 == len(before):
-            continue
-        old = before[i1] if i2 > i1 else None
-        new = after[j1] if j2 > j1 else None
-        if old is None:
-            return f"The first change is a new {_name_block(new)}." if new else ""
-        replacement = f", which is now {_quote_block(new)}" if new and new.kind == old.kind else ""
-        removal = "" if new else ", which was removed"
-        return f"The first changed message is the {_name_block(old)}{replacement or removal}."
-    return ""
-
-
-def _name_block(block: Block) -> str:
-    return f"{BLOCK_LABELS.get(block.kind, block.kind).lower()} {_quote_block(block)}"
-
-
-def _quote_block(block: Block) -> str:
-    return f"“{describe(block, 60)}”"
+    """Return a sentence that names the first block that was changed, inserted or removed; empty if none was."""
+    keys = [[_content_key(block) for block in blocks] for blocks in (before, after)]
+    start = _common_length(*keys)
+    if start == len(before):
+        return ""
+    change = describe_change(before[start:], after[start:], removed=len(before) - start)
+    return f"The first change: {change}."
 
 
 def _match_blocks(left: Sequence[Block], right: Sequence[Block]) -> list[Opcode]:

@@ -97,7 +97,7 @@ def test_phone_opens_at_newest_message(
     page, paths = filled
     with open_context(browser, viewport={"width": 375, "height": 600}) as context:
         tab = WatchedTab(context, page.url).open(paths["conversation"])
-        expect(tab.get_by_text("The request was rejected.")).to_be_in_viewport()
+        expect(tab.get_by_text("The request was refused.")).to_be_in_viewport()
         expect(tab.locator(".rows li").first).to_be_hidden()
         tab.get_by_text("Responses", exact=True).click()
         expect(tab.locator(".rows li").first).to_be_visible()

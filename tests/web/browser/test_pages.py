@@ -56,7 +56,7 @@ def test_forking_creates_a_branch(page: PageServer, open_tab: OpenTab) -> None:
     tab = open_tab(page, f"/conversations/{name}")
     first = tab.locator("[data-exchange]").first
     first.hover()
-    first.get_by_role("button", name="Fork here").click()
+    first.get_by_role("button", name="Branch from here").click()
     expect(tab.get_by_text("Your message starts a new branch")).to_be_visible()
     expect(tab.locator("[data-exchange]")).to_have_count(1)
     tab.wait_for_load_state()

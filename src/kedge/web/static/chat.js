@@ -83,13 +83,13 @@ function restoreSettings(given) {
   if (given.system !== given.initial) form.querySelector("[name=system]").value = given.system;
 }
 
-export function fork(button) {
+export function moveTo(button) {
   const grid = document.querySelector("[data-conversation]");
   const to = `/conversations/${encodeURIComponent(grid.dataset.conversation)}?at=${button.dataset.node}`;
   visit(to).then(() => document.querySelector("[data-say]")?.focus(), reportError);
 }
 
-export async function split(button) {
+export async function fork(button) {
   const grid = document.querySelector("[data-conversation]");
   try {
     const path = `/api/conversations/${encodeURIComponent(grid.dataset.conversation)}/fork`;

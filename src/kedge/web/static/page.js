@@ -1,7 +1,7 @@
 // Common to every page: buttons, copying, themes and keyboard shortcuts. Handlers are attached to the
 // document, so that they also apply to elements added later.
 import "./attachments.js";
-import { again, attach, branch, edit, fork, resize, send, showNewest, showPlan, split, stop, visitNewest } from "./chat.js";
+import { again, attach, branch, edit, fork, moveTo, resize, send, showNewest, showPlan, stop, visitNewest } from "./chat.js";
 import { completeCode } from "./code.js";
 import { watchConnection } from "./connection.js";
 import { press } from "./keys.js";
@@ -17,7 +17,7 @@ const actions = {
   new: startConversation,
   fork,
   edit,
-  split,
+  moveTo,
   stop,
   bulk,
   manage,
