@@ -28,7 +28,6 @@ from rich.progress import Progress
 from mutation.measure import HarnessError, measure_tests
 from mutation.operators import Mutant, generate_mutants
 from mutation.run import (
-    ROOT,
     MutantRun,
     Result,
     copy_tree,
@@ -38,7 +37,7 @@ from mutation.run import (
 )
 from mutation.targets import PROCESS_TESTS, TARGETS
 
-SOURCE = ROOT / "src" / "kedge"
+ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "mutants"
 MIN_TIMEOUT = 240.0
 TIMEOUT_FACTOR = 10.0
@@ -49,14 +48,15 @@ MAX_SECONDS = 300.0
 """How long tests that were not measured are expected to take."""
 
 
-def list_mutants(only: str = "") -> list[Mutant]:
-    """Return the mutants whose address contains a text."""
-    modules = [module for target in TARGETS for module in target.list_modules(SOURCE)]
+def list_mutants(tree: Path, only: str = "") -> list[Mutant]:
+    """Return the mutants of a repository whose address contains a text."""
+    source = tree / "src" / "kedge"
+    modules = [module for target in TARGETS for module in target.list_modules(source)]
     named = [module for module in modules if only.partition("::")[0] in module]
     return [
         mutant
         for module in named or modules
-        for mutant in generate_mutants(module, (SOURCE / module).read_text(encoding="utf-8"))
+        for mutant in generate_mutants(module, (source / module).read_text(encoding="utf-8"))
         if only in str(mutant)
     ]
 
@@ -68,8 +68,7 @@ def draw_mutants(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutan
     for index in shuffled:
         if len(drawn) == count:
             break
-        mutant = mutants[index]
-        if mutant.is_valid((SOURCE / mutant.module).read_text(encoding="utf-8")):
+        if mutants[index].is_valid():
             drawn.append(index)
     return [mutants[index] for index in sorted(drawn)]
 
@@ -83,9 +82,8 @@ def list_test_folders(mutants: Sequence[Mutant]) -> list[str]:
 
 def format_diff(mutant: Mutant) -> str:
     """Return the lines that a mutant removes and adds."""
-    source = (SOURCE / mutant.module).read_text(encoding="utf-8")
-    before = source.splitlines()
-    after = mutant.apply(source).splitlines()
+    before = mutant.source.splitlines()
+    after = mutant.apply().splitlines()
     lines = [*difflib.unified_diff(before, after, lineterm="", n=0)][2:]
     return "\n".join(f"    {line}" for line in lines if not line.startswith("@@"))
 
@@ -100,10 +98,13 @@ def share_database() -> Iterator[None]:
         yield
 
 
-def plan_runs(mutants: Sequence[Mutant], tests: Sequence[str], workers: int) -> list[MutantRun]:
+def plan_runs(
+    tree: Path, mutants: Sequence[Mutant], tests: Sequence[str], workers: int
+) -> list[MutantRun]:
     """Select the tests of each mutant.
 
     Args:
+        tree: The repository.
         mutants: The mutants.
         tests: The tests of all mutants. Without them, tests are measured, unless these have been measured already.
         workers: The number of processes.
@@ -111,10 +112,8 @@ def plan_runs(mutants: Sequence[Mutant], tests: Sequence[str], workers: int) -> 
     if tests:
         return [plan_run(mutant, tests, MAX_SECONDS) for mutant in mutants]
     paths = list_test_folders(mutants)
-    with TemporaryDirectory() as folder:
-        tree = copy_tree(Path(folder))
-        records = FOLDER / hash_tree(tree, paths)
-        measurement = measure_tests(tree, records, paths, PROCESS_TESTS, workers)
+    records = FOLDER / hash_tree(tree, paths)
+    measurement = measure_tests(tree, records, paths, PROCESS_TESTS, workers)
     runs: list[MutantRun] = []
     for mutant in mutants:
         selected = measurement.select_tests(mutant)
@@ -132,8 +131,8 @@ def plan_run(mutant: Mutant, tests: Sequence[str], seconds: float) -> MutantRun:
     )
 
 
-def run_all(runs: Sequence[MutantRun], workers: int) -> Iterator[Result]:
-    """Run the tests of all mutants, and yield the results in order.
+def run_all(tree: Path, runs: Sequence[MutantRun], workers: int) -> Iterator[Result]:
+    """Run the tests of all mutants in copies of a repository, and yield the results in order.
 
     Raises:
         HarnessError: A worker cannot run tests that pass without a mutant.
@@ -145,7 +144,7 @@ def run_all(runs: Sequence[MutantRun], workers: int) -> Iterator[Result]:
             workers,
             mp_context=get_context("spawn"),  # a fork of this process would have Kedge already
             initializer=prepare_worker,
-            initargs=(folder, checked),
+            initargs=(tree, Path(folder), checked),
         ) as pool,
     ):
         try:
@@ -167,6 +166,21 @@ def report_result(result: Result, run: MutantRun) -> dict[str, Any]:
     }
 
 
+def run_mutants(
+    tree: Path, mutants: Sequence[Mutant], tests: Sequence[str], workers: int
+) -> Iterator[dict[str, Any]]:
+    """Run mutants, with a progress bar on a terminal, and yield their entries of the report.
+
+    Raises:
+        HarnessError: The tests cannot be run, or fail without a mutant.
+    """
+    with share_database(), Progress(disable=not sys.stderr.isatty()) as progress:
+        runs = plan_runs(tree, mutants, tests, workers)
+        results = zip(run_all(tree, runs, workers), runs, strict=True)
+        for result, run in progress.track(results, len(runs), description="mutants"):
+            yield report_result(result, run)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the mutants; the exit code is 1 only if the tests cannot be run, or fail without a mutant."""
     parser = argparse.ArgumentParser(description="Count the mutants that the tests notice.")
@@ -179,21 +193,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--report", type=Path, default=FOLDER / "report.json")
     options = parser.parse_args(arguments)
-    mutants = draw_mutants(list_mutants(options.only), options.count, options.seed)
-    if not mutants:
-        parser.error(f"no mutant contains {options.only!r}")
     os.environ.pop("HYPOTHESIS_PROFILE", None)  # the campaign asks for more examples
     entries: list[dict[str, Any]] = []
-    try:
-        with share_database(), Progress(disable=not sys.stderr.isatty()) as progress:
-            runs = plan_runs(mutants, options.tests, options.workers)
-            results = zip(run_all(runs, options.workers), runs, strict=True)
-            for result, run in progress.track(results, len(runs), description="mutants"):
-                entries.append(report_result(result, run))
-                print(f"{result.status:<12}  {result.mutant}", flush=True)
-    except HarnessError as error:
-        print(error)
-        return 1
+    # The repository may change meanwhile; all workers copy what it is now.
+    with TemporaryDirectory() as folder:
+        tree = copy_tree(ROOT, Path(folder))
+        mutants = draw_mutants(list_mutants(tree, options.only), options.count, options.seed)
+        if not mutants:
+            parser.error(f"no mutant contains {options.only!r}")
+        try:
+            for entry in run_mutants(tree, mutants, options.tests, options.workers):
+                print(f"{entry['status']:<12}  {entry['mutant']}", flush=True)
+                entries.append(entry)
+        except HarnessError as error:
+            print(error)
+            return 1
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps(entries, indent=2), encoding="utf-8")
     print_summary(entries)

@@ -9,7 +9,7 @@ raised, annotations, docstrings, assertions, f-strings and the text of ``__repr_
 import ast
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Expressions = Sequence[ast.expr | None]
@@ -72,6 +72,7 @@ class Mutant:
         start: The position in the source, in bytes, of the first that is replaced.
         end: The position after the last one.
         text: The new source of this range.
+        source: The source of the module, without the change.
     """
 
     module: str
@@ -83,21 +84,22 @@ class Mutant:
     start: int
     end: int
     text: str
+    source: str = field(repr=False)
 
     def __str__(self) -> str:
         return f"{self.module}::{self.function} {self.operator} #{self.number}"
 
-    def is_valid(self, source: str) -> bool:
+    def is_valid(self) -> bool:
         """Return whether the changed source of the module is a program, and another one."""
         try:
-            changed = ast.parse(self.apply(source))
+            changed = ast.parse(self.apply())
         except SyntaxError:
             return False
-        return ast.dump(changed) != ast.dump(ast.parse(source))
+        return ast.dump(changed) != ast.dump(ast.parse(self.source))
 
-    def apply(self, source: str) -> str:
+    def apply(self) -> str:
         """Return the changed source of the module."""
-        data = source.encode()
+        data = self.source.encode()
         changed = data[: self.start] + self.text.encode() + data[self.end :]
         return changed.decode()
 
@@ -126,6 +128,7 @@ def generate_mutants(module: str, source: str) -> list[Mutant]:
                     start=change.start,
                     end=change.end,
                     text=change.text,
+                    source=source,
                 )
             )
     return mutants

@@ -24,7 +24,6 @@ import pytest
 from mutation.measure import HarnessError
 from mutation.operators import Mutant
 
-ROOT = Path(__file__).parents[2]
 COPIED = ("src", "tests", "docs", "examples", "benchmarks", "pyproject.toml", "README.md")
 """What the tests need of the repository."""
 IMPORTED = (
@@ -68,10 +67,10 @@ class Result:
     failed: str = ""
 
 
-def copy_tree(folder: Path) -> Path:
-    """Copy what the tests need."""
+def copy_tree(tree: Path, folder: Path) -> Path:
+    """Copy what the tests need of a repository, and return the folder."""
     for name in COPIED:
-        source = ROOT / name
+        source = tree / name
         if source.is_dir():
             ignored = shutil.ignore_patterns("__pycache__", "results")
             shutil.copytree(source, folder / name, ignore=ignored)
@@ -90,14 +89,15 @@ def hash_tree(tree: Path, paths: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def prepare_worker(folder: str, checked: MutantRun | None) -> None:
+def prepare_worker(tree: Path, folder: Path, checked: MutantRun | None) -> None:
     """Give this process a copy of the repository, and import what most tests import.
 
     Args:
+        tree: The repository.
         folder: Where the copy is created.
         checked: Tests that have to pass in the copy without the mutant.
     """
-    os.chdir(copy_tree(Path(mkdtemp(dir=folder))))
+    os.chdir(copy_tree(tree, Path(mkdtemp(dir=folder))))
     for name in IMPORTED:
         importlib.import_module(name)
     if "kedge" in sys.modules:
@@ -118,8 +118,7 @@ def run_mutant(tree: Path, run: MutantRun) -> Result:
     if not run.tests:
         return Result(run.mutant, "not executed")
     path = tree / "src" / "kedge" / run.mutant.module
-    source = path.read_text(encoding="utf-8")
-    _write_module(path, run.mutant.apply(source))
+    _write_module(path, run.mutant.apply())
     try:
         failed = run_tests(tree, run, run.tests[:FIRST_TESTS])
         if not failed and len(run.tests) > FIRST_TESTS:
@@ -127,7 +126,7 @@ def run_mutant(tree: Path, run: MutantRun) -> Result:
     except TimeoutError:
         return Result(run.mutant, "timed out")
     finally:
-        _write_module(path, source)
+        _write_module(path, run.mutant.source)
     return Result(run.mutant, "caught" if failed else "survived", failed)
 
 

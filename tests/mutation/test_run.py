@@ -124,7 +124,7 @@ def test_specific_tests_run_first() -> None:
 
 def test_the_seed_selects_different_mutants() -> None:
     """A seed selects the same mutants every time, each of them once, in the order of the source."""
-    listed = mutants.list_mutants("planning/tags.py")
+    listed = mutants.list_mutants(mutants.ROOT, "planning/tags.py")
     drawn = mutants.draw_mutants(listed, 20, seed=1)
     assert drawn == mutants.draw_mutants(listed, 20, seed=1)
     assert drawn != mutants.draw_mutants(listed, 20, seed=2)
@@ -135,7 +135,8 @@ def test_the_seed_selects_different_mutants() -> None:
 
 def test_survivors_are_printed_with_their_difference(capsys: pytest.CaptureFixture[str]) -> None:
     """The summary has the place and the difference of each survivor, and the number of each status."""
-    drawn = mutants.draw_mutants(mutants.list_mutants("planning/tags.py"), 2, seed=1)
+    listed = mutants.list_mutants(mutants.ROOT, "planning/tags.py")
+    drawn = mutants.draw_mutants(listed, 2, seed=1)
     statuses = ("survived", "caught")
     entries = [
         mutants.report_result(Result(mutant, status), mutants.plan_run(mutant, [], 0.0))

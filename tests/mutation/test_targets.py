@@ -1,9 +1,11 @@
 """Tests of the list of targets: what it names exists."""
 
+from pathlib import Path
+
 from for_each import for_each
-from mutation.run import ROOT
 from mutation.targets import PROCESS_TESTS, TARGETS, Target
 
+ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "kedge"
 
 
