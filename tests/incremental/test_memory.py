@@ -86,6 +86,7 @@ def test_an_honest_server_is_soon_trusted(streaming: bool, usage: str) -> None:
         assert (program.wrong, len(server.bodies)) == (0, 10)
         assert all(program.chained[4:])
         assert program.report.healed == {}
+        assert program.report.passed_through == {"new": 1, "untrusted": 1}
 
 
 def test_a_failed_probe_is_repeated_after_a_doubling_delay() -> None:

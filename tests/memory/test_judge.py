@@ -19,6 +19,7 @@ from engines.fake_server import (
 )
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from engines.runs import talk
+from for_each import for_each
 from kedge.engines import ResponsesEngine
 from kedge.errors import KedgeError
 from kedge.events import Event, Outcome, Usage
@@ -35,6 +36,7 @@ from kedge.memory.evidence import (
     ReasoningEvidence,
     ServerEvidence,
     Trust,
+    read_identity,
 )
 from kedge.memory.judge import ServerMemory
 from kedge.memory.tokens import SentTokens
@@ -383,6 +385,27 @@ def test_a_missing_echo_is_a_loss_unless_the_server_is_always_trusted() -> None:
     reason, evidence = judge_next("always", answer, echoes=True)
     assert reason == ""
     assert not evidence.overheads  # its count includes the context
+
+
+def test_an_answer_to_an_unplanned_request_names_no_other_response() -> None:
+    """The server cannot name another context than that of a request which continues nothing."""
+    check = ServerMemory("earned", FakeClock()).check("here", "m", streaming=False)
+    assert not check.names_another(Outcome("completed", response_id="R1", echoed=True))
+    check.describe(make_plan(add_response(Turn([user("Hello")]), "R1").append(user("And?"))), {})
+    assert check.names_another(Outcome("completed", response_id="R2", echoed=True))
+
+
+@for_each(
+    ("headers", "name"),
+    [
+        ({"kedge-server": "kedge/0.2", "server": "nginx"}, "kedge"),
+        ({"server": "SMG/1.4 (linux)"}, "smg"),
+        ({}, ""),
+    ],
+)
+def test_a_server_is_identified_by_its_headers(headers: dict[str, str], name: str) -> None:
+    """The header of Kedge precedes the usual one, of which only the name counts."""
+    assert read_identity(headers) == name
 
 
 def test_a_repeated_id_concerns_all_models_of_an_endpoint() -> None:

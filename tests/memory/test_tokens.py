@@ -12,6 +12,7 @@ from kedge.memory.tokens import (
     count_response,
     has_foreign_tokens,
     judge_usage,
+    lacks_context,
     measure_request,
 )
 from kedge.planning import TokenCounts, plan_request, record_response
@@ -95,6 +96,7 @@ def test_can_prove_requires_a_distinguishable_count() -> None:
     assert can_prove(BASE, SENT._replace(overhead=400))
     assert not can_prove(BASE, SENT._replace(overhead=480))
     assert not can_prove(None, SENT)
+    assert not can_prove(BASE, None)
 
 
 def test_can_disprove_requires_a_visible_loss() -> None:
@@ -109,6 +111,7 @@ def test_can_disprove_requires_a_visible_loss() -> None:
     assert not can_disprove(short, many)
     assert not can_disprove(BASE, many._replace(overhead=None))
     assert not can_disprove(None, many)
+    assert not can_disprove(BASE, None)
 
 
 def test_impossible_counts_are_not_compared() -> None:
@@ -119,6 +122,17 @@ def test_impossible_counts_are_not_compared() -> None:
     for crude in (True, False):
         sent = measure_request(plan.delta, {"model": "m"}, crude=crude)
         assert count_response(outcome, plan, sent) is None
+
+
+@for_each(
+    ("usage", "lacks"), [(Usage(5), True), (Usage(60), False), (Usage(0), False), (None, False)]
+)
+def test_fewer_tokens_than_the_texts_have_show_a_lost_context(
+    usage: Usage | None, lacks: bool
+) -> None:
+    """A count below that of any tokenizer is a loss; a server that reports nothing, or 0, does not count."""
+    plan = plan_request(Turn([user(HISTORY)]), scope="s", now=0.0)
+    assert lacks_context(usage, plan) is lacks
 
 
 def count_answer(answer: AssistantBlock, usage: Usage, *, crude: bool = False) -> TokenCounts:

@@ -33,8 +33,8 @@ LOGGERS = {"log", "logger", "logging", "warnings"}
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log", "warn"}
 TEXT_FUNCTIONS = {"__repr__", "__str__", "__rich__"}
 """Functions whose result is for readers."""
-UNTESTED_KEYWORDS = {"indent", "maxsize", "stacklevel", "timeout"}
-"""Arguments that change the layout or the time limits of what is called."""
+UNTESTED_KEYWORDS = {"indent", "maxsize", "stacklevel", "strict", "timeout"}
+"""Arguments that change the layout, the time limits or the assertions of what is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +347,8 @@ class FunctionChanges:
         """Exchange two statements with effects if neither uses a name that the other sets."""
         if not (_has_effect(first) and _has_effect(second)):
             return
-        if not (_has_call(first) or _has_call(second)):
-            return
+        if not (isinstance(first, ast.Expr) or isinstance(second, ast.Expr)):
+            return  # attributes can be set in any order
         if _set_names(first) & _list_names(second) or _set_names(second) & _list_names(first):
             return
         start, end_of_first = self._source.get_range(first)
@@ -546,10 +546,6 @@ def _has_effect(statement: ast.stmt) -> bool:
             return isinstance(target, ast.Attribute | ast.Subscript)
         case _:
             return False
-
-
-def _has_call(statement: ast.stmt) -> bool:
-    return any(isinstance(node, ast.Call) for node in ast.walk(statement))
 
 
 def _iter_targets(statement: ast.stmt) -> Iterator[ast.expr]:

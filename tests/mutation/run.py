@@ -30,8 +30,11 @@ IMPORTED = (
     *("aiohttp", "hypothesis", "httpx2", "mcp", "openai", "openai.types.responses", "pydantic"),
     *("starlette.applications", "uvicorn", "websockets", "anyio._backends._asyncio"),
 )
-OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
-"""Some packages whose assertions pytest could rewrite are imported already."""
+OPTIONS = (
+    *("-x", "-q", "-p", "no:cacheprovider"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # such packages are imported already
+    *("-o", "timeout=120"),  # seconds, after which a test that waits for something fails
+)
 FIRST_TESTS = 20
 """The most specific tests run first, without the time for collecting the others."""
 POLL_SECONDS = 0.05

@@ -35,6 +35,7 @@ CASES = [
     ("drop-shield", "    return await shield(a.b())", ["    return await a.b()"]),
     ("exchange-statements", "    a.b()\n    c.d = b", ["    c.d = b", "    a.b()"]),
     ("exchange-statements", "    a.b = c()\n    d(a.b)", []),
+    ("exchange-statements", "    a.b = c()\n    a.d = c()", []),
 ]
 """An operator, the body of a function, and the lines of the changed bodies that are new."""
 
