@@ -110,22 +110,25 @@ def plan_runs(
         workers: The number of processes.
     """
     if tests:
-        return [plan_run(mutant, tests, MAX_SECONDS) for mutant in mutants]
+        return [plan_run(mutant, tests, len(tests), MAX_SECONDS) for mutant in mutants]
     paths = list_test_folders(mutants)
     records = FOLDER / hash_tree(tree, paths)
     measurement = measure_tests(tree, records, paths, PROCESS_TESTS, workers)
     runs: list[MutantRun] = []
     for mutant in mutants:
-        selected = measurement.select_tests(mutant)
-        runs.append(plan_run(mutant, selected, measurement.get_seconds(selected)))
+        executing = measurement.find_tests(mutant)
+        selected = measurement.limit_tests(executing)
+        seconds = measurement.get_seconds(selected)
+        runs.append(plan_run(mutant, selected, len(executing), seconds))
     return runs
 
 
-def plan_run(mutant: Mutant, tests: Sequence[str], seconds: float) -> MutantRun:
-    """Return the run of tests that take this number of seconds without the mutant."""
+def plan_run(mutant: Mutant, tests: Sequence[str], executing: int, seconds: float) -> MutantRun:
+    """Return the run of tests, of all that execute a mutant, that take this number of seconds without it."""
     return MutantRun(
         mutant,
         tuple(tests),
+        executing,
         timeout=MIN_TIMEOUT + TIMEOUT_FACTOR * seconds,
         cpu_timeout=MIN_CPU_TIMEOUT + round(CPU_TIMEOUT_FACTOR * seconds),
     )
@@ -163,6 +166,7 @@ def report_result(result: Result, run: MutantRun) -> dict[str, Any]:
         "diff": format_diff(mutant),
         "failed": result.failed,
         "tests": len(run.tests),
+        "executing": run.executing,
     }
 
 
@@ -218,7 +222,9 @@ def print_summary(entries: Sequence[dict[str, Any]]) -> None:
     """Print the mutants that no test noticed, and the number of each status."""
     for entry in entries:
         if entry["status"] in ("survived", "not executed"):
-            print(f"\n{entry['place']}: {entry['status']} {entry['mutant']}\n{entry['diff']}")
+            tests = f"{entry['tests']} of {entry['executing']} tests that execute it"
+            print(f"\n{entry['place']}: {entry['status']} {entry['mutant']}, {tests}")
+            print(entry["diff"])
     counts = Counter(entry["status"] for entry in entries)
     noticed = counts["caught"] + counts["timed out"]
     print(

@@ -212,6 +212,11 @@ ERROR_SHAPES: dict[str, tuple[int, Any, str | None]] = {
         nest("Invalid type for 'temperature'.", "invalid_type", "temperature"),
         None,
     ),
+    "another unsupported parameter": (
+        400,
+        nest("Unsupported parameter: 'temperature'.", "unsupported_parameter", "temperature"),
+        None,
+    ),
     "a server that fails": (500, {"error": {"message": "previous_response_id crashed"}}, None),
 }
 

@@ -19,7 +19,7 @@ from coverage import CoverageData
 from mutation.operators import Mutant
 from mutation.recorder import FILES_VARIABLE, FOLDER_VARIABLE
 
-MAX_TESTS = 150
+MAX_TESTS = 400
 """The number of tests that run for one mutant; the most specific ones are selected."""
 MAX_SECONDS = 90.0
 """The sum of the durations of these tests, as they were measured."""
@@ -110,11 +110,11 @@ class Measurement:
         passed = names & self._seconds.keys()
         return sort_tests(mutant.module, sorted(passed, key=lambda name: self._seconds[name]))
 
-    def select_tests(self, mutant: Mutant) -> list[str]:
-        """Return as many of the tests that execute the changed code as may run for one mutant."""
+    def limit_tests(self, names: Sequence[str]) -> list[str]:
+        """Return as many of the tests as may run for one mutant, the first of them at least."""
         selected: list[str] = []
         seconds = 0.0
-        for name in self.find_tests(mutant)[:MAX_TESTS]:
+        for name in names[:MAX_TESTS]:
             seconds += self._seconds[name]
             if selected and seconds > MAX_SECONDS:
                 break

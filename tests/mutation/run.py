@@ -51,12 +51,14 @@ class MutantRun:
     Attributes:
         mutant: The mutant.
         tests: The tests that are run.
+        executing: The number of tests that execute the changed code, of which these are selected.
         timeout: The number of seconds after which the run is ended.
         cpu_timeout: The same in seconds of CPU, which a busy machine does not exceed earlier.
     """
 
     mutant: Mutant
     tests: tuple[str, ...]
+    executing: int
     timeout: float
     cpu_timeout: int
 

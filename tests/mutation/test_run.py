@@ -74,7 +74,7 @@ def test_tests_are_selected_by_the_lines_that_they_execute(tree: Path, tmp_path:
 
 def select(measurement: Measurement, address: str) -> list[str]:
     """Return the tests that are selected for a mutant."""
-    return measurement.select_tests(find_mutant(address))
+    return measurement.limit_tests(measurement.find_tests(find_mutant(address)))
 
 
 def test_a_test_that_fails_without_a_mutant_is_an_error(tree: Path, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_mutant_is_caught_by_a_test_that_fails(
     """A mutant is caught by a failing test or by one that does not end; the source is restored."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # which take seconds to import
     mutant = find_mutant(f"{MODULE}::{address}")
-    result = run_mutant(tree, MutantRun(mutant, tuple(tests), timeout, cpu_timeout))
+    result = run_mutant(tree, MutantRun(mutant, tuple(tests), len(tests), timeout, cpu_timeout))
     failed = f"FAILED {LIMIT}" if status == "caught" else ""
     assert (result.status, result.failed.partition(" - ")[0]) == (status, failed)
     assert (tree / "src" / "kedge" / MODULE).read_text() == SOURCE
@@ -139,12 +139,15 @@ def test_survivors_are_printed_with_their_difference(capsys: pytest.CaptureFixtu
     drawn = mutants.draw_mutants(listed, 2, seed=1)
     statuses = ("survived", "caught")
     entries = [
-        mutants.report_result(Result(mutant, status), mutants.plan_run(mutant, [], 0.0))
+        mutants.report_result(
+            Result(mutant, status), mutants.plan_run(mutant, ["a"], 3, seconds=1.0)
+        )
         for mutant, status in zip(drawn, statuses, strict=True)
     ]
     mutants.print_summary(entries)
     printed = capsys.readouterr().out
-    assert f"{entries[0]['place']}: survived {drawn[0]}\n" in printed
+    shown = f"{entries[0]['place']}: survived {drawn[0]}, 1 of 3 tests that execute it\n"
+    assert shown in printed
     assert str(drawn[1]) not in printed
     assert mutants.format_diff(drawn[0]) in printed
     assert "1 of 2 mutants were noticed" in printed
