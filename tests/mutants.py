@@ -48,16 +48,19 @@ MAX_SECONDS = 300.0
 """How long tests that were not measured are expected to take."""
 
 
-def list_mutants(tree: Path, only: str = "") -> list[Mutant]:
-    """Return the mutants of a repository whose address contains a text."""
+def list_mutants(tree: Path, *only: str) -> list[Mutant]:
+    """Return the mutants of a repository, or those whose address contains one of some texts."""
     source = tree / "src" / "kedge"
     modules = [module for target in TARGETS for module in target.list_modules(source)]
-    named = [module for module in modules if only.partition("::")[0] in module]
+    texts = only or ("",)
+    files = [text.partition("::")[0] for text in texts if "::" in text]
+    if len(files) == len(texts):
+        modules = [module for module in modules if any(file in module for file in files)]
     return [
         mutant
-        for module in named or modules
+        for module in modules
         for mutant in generate_mutants(module, (source / module).read_text(encoding="utf-8"))
-        if only in str(mutant)
+        if any(text in str(mutant) for text in texts)
     ]
 
 
@@ -190,7 +193,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Count the mutants that the tests notice.")
     parser.add_argument("--count", type=int, default=200, help="the number of mutants")
     parser.add_argument("--seed", type=int, default=1, help="of the random choice")
-    parser.add_argument("--only", default="", help="only mutants whose address contains this")
+    parser.add_argument(
+        "--only", nargs="+", default=(), help="only mutants whose address contains one of these"
+    )
     parser.add_argument(
         "--tests", nargs="+", default=(), help="run these tests, whatever they execute"
     )
@@ -202,9 +207,9 @@ def main(arguments: Sequence[str]) -> int:
     # The repository may change meanwhile; all workers copy what it is now.
     with TemporaryDirectory() as folder:
         tree = copy_tree(ROOT, Path(folder))
-        mutants = draw_mutants(list_mutants(tree, options.only), options.count, options.seed)
+        mutants = draw_mutants(list_mutants(tree, *options.only), options.count, options.seed)
         if not mutants:
-            parser.error(f"no mutant contains {options.only!r}")
+            parser.error(f"no mutant contains any of {options.only}")
         try:
             for entry in run_mutants(tree, mutants, options.tests, options.workers):
                 print(f"{entry['status']:<12}  {entry['mutant']}", flush=True)

@@ -23,6 +23,13 @@ def get_name():
 
 def get_unused():
     return len([1])
+
+
+def get_step():
+    return len([1])
+
+
+STEP = get_step()
 """
 TESTS = """
 import runpy
@@ -61,7 +68,7 @@ def find_mutant(address: str) -> Mutant:
 
 
 def test_tests_are_selected_by_the_lines_that_they_execute(tree: Path, tmp_path: Path) -> None:
-    """The tests of a mutant execute its code; they are measured once, and none executes an unused function."""
+    """The tests of a mutant execute its code, or its module if the code runs at import; they are measured once."""
     records = tmp_path / "records"
     measured = measure_tests(tree, records, ["tests"], ["tests/mutation"], workers=1)
     (tree / "tests" / "planning" / "test_sample.py").unlink()
@@ -70,6 +77,7 @@ def test_tests_are_selected_by_the_lines_that_they_execute(tree: Path, tmp_path:
         assert select(measurement, f"{MODULE}::get_limit negate-condition #1") == [LIMIT]
         assert select(measurement, f"{MODULE}::get_name change-number #1") == [NAME]
         assert select(measurement, f"{MODULE}::get_unused return-none #1") == []
+        assert sorted(select(measurement, f"{MODULE}::get_step return-none #1")) == [LIMIT, NAME]
 
 
 def select(measurement: Measurement, address: str) -> list[str]:
@@ -124,7 +132,7 @@ def test_specific_tests_run_first() -> None:
 
 def test_the_seed_selects_different_mutants() -> None:
     """A seed selects the same mutants every time, each of them once, in the order of the source."""
-    listed = mutants.list_mutants(mutants.ROOT, "planning/tags.py")
+    listed = mutants.list_mutants(mutants.ROOT, "planning/tags.py::")
     drawn = mutants.draw_mutants(listed, 20, seed=1)
     assert drawn == mutants.draw_mutants(listed, 20, seed=1)
     assert drawn != mutants.draw_mutants(listed, 20, seed=2)
@@ -135,7 +143,7 @@ def test_the_seed_selects_different_mutants() -> None:
 
 def test_survivors_are_printed_with_their_difference(capsys: pytest.CaptureFixture[str]) -> None:
     """The summary has the place and the difference of each survivor, and the number of each status."""
-    listed = mutants.list_mutants(mutants.ROOT, "planning/tags.py")
+    listed = mutants.list_mutants(mutants.ROOT, "planning/tags.py::")
     drawn = mutants.draw_mutants(listed, 2, seed=1)
     statuses = ("survived", "caught")
     entries = [
