@@ -229,8 +229,8 @@ class SQLiteServerDatabase(ServerDatabase):
 
     Statements take microseconds, so they are run in the calling thread. Functions that may read or write megabytes are
     called in another thread, in order, and so are all others until it has nothing left to do: only one thread at a time
-    uses the connection. Before each statement it is checked that the files are those that were opened, and again after
-    it if it has written: see `kedge.database.file_identity`.
+    uses the connection. Before each function it is checked that the files are those that were opened, and again after
+    each commit: see `kedge.database.file_identity`.
 
     Args:
         path: The file, or ``:memory:``.
@@ -285,21 +285,18 @@ class SQLiteServerDatabase(ServerDatabase):
 
     def execute(self, sql: str, values: Any = ()) -> sqlite3.Cursor:
         """Run a statement, in the current transaction if there is one."""
-        is_alone = not self._connection.in_transaction
         changes = self._connection.total_changes
-        if is_alone:
-            self._files.check()
         try:
             cursor = self._connection.execute(self._convert(sql), values)
         except sqlite3.Error as error:
             raise self._translate(error) from error
-        if is_alone and self._connection.total_changes != changes:
+        has_committed = not self._connection.in_transaction
+        if has_committed and self._connection.total_changes != changes:
             self._files.check()  # or a write into a removed file would be acknowledged
         return cursor
 
     def transact(self, work: Callable[[], T]) -> T:
         """Run statements as one transaction."""
-        self._files.check()
         try:
             result = sqlite.run_transaction(self._connection, lambda _: work())
         except sqlite3.Error as error:
@@ -349,6 +346,7 @@ class SQLiteServerDatabase(ServerDatabase):
             self._failed.append(call)
 
     def _call(self, work: Callable[..., T], *args: Any) -> T:
+        self._files.check()
         try:
             return work(*args)
         except sqlite3.Error as error:  # of rows that were read after their statement
