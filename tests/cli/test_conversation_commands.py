@@ -95,6 +95,25 @@ def test_conversation_is_renamed_tagged_and_archived(server: TestServer) -> None
     assert len(run_json("conversations")) == 2
 
 
+def test_settings_are_shown_and_changed(server: TestServer) -> None:
+    """The mode, the retention and the time to live are printed as they can be entered, and can be reset."""
+    unchanged = "harbour: mode default, retention default, ttl default\n"
+    assert run_command("settings", "harbour").output == unchanged
+    changed = run_command(
+        "settings", "harbour", "--mode", "stateless", "--retention", "36h", "--ttl", "14d"
+    )
+    assert changed.output == "harbour: mode stateless, retention 36h, ttl 2w\n"
+    shown = run_json("settings", "harbour")
+    assert (shown["mode"], shown["retention"], shown["ttl"]) == ("stateless", 129_600, 1_209_600)
+    reset = run_command("settings", "harbour", "--mode", "default", "--retention", "default")
+    assert reset.output == "harbour: mode default, retention default, ttl 2w\n"
+    assert run_json("settings", "harbour", "--ttl", "default")["ttl"] is None
+    assert "'soon' is not a duration" in run_command("settings", "harbour", "--ttl", "soon").stderr
+    assert (
+        "'private' is not one of" in run_command("settings", "harbour", "--mode", "private").stderr
+    )
+
+
 def test_undo_and_redo_move_the_head(server: TestServer) -> None:
     """Redo continues with the newest message below the head."""
     assert "harbour: back at node 3, 2 blocks" in run_command("undo", "harbour").output
@@ -397,6 +416,7 @@ def test_empty_name_is_no_conversation() -> None:
 
 ARGUMENTS = {
     **{name: ["harbour"] for name in ("show", "tree", "inspect", "undo", "redo", "fork")},
+    "settings": ["harbour"],
     "diff": ["harbour", "3"],
     "rename": ["quay", "pier"],
     "tag": ["harbour", "x"],

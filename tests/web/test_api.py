@@ -310,3 +310,23 @@ def test_api_has_the_data_of_the_page(empty_page: PageServer) -> None:
     html = empty_page.client.get("/dashboard").text
     assert "By conversation" in html
     assert f'href="/conversations/{name}"' in html
+
+
+def test_settings_of_a_conversation_are_changed(empty_page: PageServer) -> None:
+    """Mode, retention and expiry of a conversation are changed for its next turn; null is the default."""
+    created = empty_page.post("/api/conversations", mode="stateless", retention=600)
+    path = f"/api/conversations/{created['id']}"
+    assert (created["mode"], created["retention"], created["ttl"]) == ("stateless", 600, None)
+    empty_page.post(f"{path}/turns", text="My name is Ada.")
+    changed = empty_page.client.patch(path, json={"mode": None, "ttl": 3600}).json()
+    assert (changed["mode"], changed["retention"], changed["ttl"]) == (None, 600, 3600)
+    empty_page.post(f"{path}/turns", text="What is my name?")
+    last = empty_page.post(f"{path}/turns", text="And now?")
+    assert last["plan"]["mode"] == "chained"
+    assert last["plan"]["anchor"]
+    kept = empty_page.client.patch(path, json={"title": None, "retention": None}).json()
+    assert (kept["title"], kept["retention"], kept["ttl"]) == ("", None, 3600)
+    empty_page.client.patch(path, json={"mode": "stateless"})
+    assert empty_page.post(f"{path}/turns", text="Hello")["plan"]["mode"] == "stateless"
+    for wrong in ({"mode": "private"}, {"retention": -1}, {"ttl": "soon"}, {"head": 1}):
+        assert empty_page.client.patch(path, json=wrong).status_code == 422

@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "rename": "Change the title of a conversation.",
     "tag": "Add or remove tags of a conversation.",
     "archive": "Archive a conversation, or restore it.",
+    "settings": "Show or change the mode, retention and expiry of a conversation.",
     "search": "Search all conversations.",
     "export": "Export conversations as JSON lines.",
     "import": "Import exported conversations.",
@@ -66,7 +67,8 @@ _MODULES = {
     **dict.fromkeys(("delete", "export", "gc", "import", "verify"), "maintenance"),
     **dict.fromkeys(("mcp", "proxy"), "serve"),
     **dict.fromkeys(
-        ("archive", "fork", "redo", "rename", "search", "tag", "undo"), "conversations"
+        ("archive", "fork", "redo", "rename", "search", "settings", "tag", "undo"),
+        "conversations",
     ),
 }
 """The modules of commands whose name differs from the module's."""

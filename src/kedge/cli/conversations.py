@@ -1,6 +1,6 @@
 """``kedge conversations`` and ``search``, and the commands that change a conversation without a model.
 
-These are ``kedge rename``, ``tag``, ``archive``, ``fork``, ``undo`` and ``redo``.
+These are ``kedge rename``, ``tag``, ``archive``, ``settings``, ``fork``, ``undo`` and ``redo``.
 """
 
 import time
@@ -11,14 +11,18 @@ from msgspec import structs
 
 from kedge.cli.base import Result, default_option, dim, kedge_command, print_table
 from kedge.cli.store_options import (
+    DEFAULT,
     at_option,
     find_node,
+    format_stored_duration,
+    optional_duration_option,
     page_options,
     time_options,
     with_conversation,
     with_store,
 )
 from kedge.conversation.lookup import find_redo_target, find_undo_target
+from kedge.planning.anchors import MODES
 from kedge.store import ConversationRow, Hit, Store
 from kedge.store.search import SearchRole
 from kedge.store.summaries import LIST_FILTERS, LIST_ORDERS, list_summaries
@@ -168,6 +172,33 @@ async def archive_command(store: Store, row: ConversationRow, restore: bool) -> 
     """Hide CONVERSATION from lists; 'kedge conversations --archived' shows it, --restore restores it."""
     row = await store.update(row, archived=not restore)
     return _to_change(row, "restored" if restore else "archived")
+
+
+@kedge_command("settings")
+@with_conversation
+@click.option(
+    "--mode",
+    type=click.Choice((*MODES, DEFAULT)),
+    help="The mode of its requests, or the default of its engine.",
+)
+@optional_duration_option(
+    "--retention", "How long its provider is assumed to store a response, such as 7d."
+)
+@optional_duration_option(
+    "--ttl", "How long after its last change it expires, such as 30d; by default never."
+)
+async def settings_command(store: Store, row: ConversationRow, **options: Any) -> Result:
+    """Show the settings that are stored with CONVERSATION, after changing those that are given."""
+    given = {name: value for name, value in options.items() if value is not None}
+    changes = {name: None if value == DEFAULT else value for name, value in given.items()}
+    if changes:
+        row = await store.update_with(row, lambda _: changes)
+    settings = {
+        "mode": row.mode or DEFAULT,
+        "retention": format_stored_duration(row.retention),
+        "ttl": format_stored_duration(row.ttl),
+    }
+    return _to_change(row, ", ".join(f"{name} {value}" for name, value in settings.items()))
 
 
 async def _move_head(store: Store, row: ConversationRow, *, back: bool) -> Result:

@@ -64,6 +64,25 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+DEFAULT = "default"
+"""The value of an option that sets a member of a conversation to its default."""
+
+
+def parse_optional_duration(text: str) -> float | str:
+    """Return the seconds of a duration, or ``DEFAULT``."""
+    return DEFAULT if text.strip() == DEFAULT else parse_duration(text)
+
+
+def format_stored_duration(seconds: float | None) -> str:
+    """Return a duration as an option accepts it, in the largest unit of which it is a whole number."""
+    if seconds is None:
+        return DEFAULT
+    for unit, length in reversed(_UNIT_SECONDS.items()):
+        if seconds % length == 0:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds}s"
+
+
 def parse_time(text: str) -> float:
     """Return the time of a date, a date with a time, or an age (``7d``, ``90m``), in seconds since 1970."""
     if (age := _parse_age(text)) is not None:
@@ -84,6 +103,12 @@ def _parse_age(text: str) -> float | None:
 def duration_option(name: str, text: str) -> Callable[[F], F]:
     """Return an option for a duration."""
     return click.option(name, type=parse_duration, metavar="DURATION", help=text)
+
+
+def optional_duration_option(name: str, text: str) -> Callable[[F], F]:
+    """Return an option for a duration or the default."""
+    metavar = f"DURATION|{DEFAULT}"
+    return click.option(name, type=parse_optional_duration, metavar=metavar, help=text)
 
 
 def time_options(function: F) -> F:

@@ -18,7 +18,11 @@ from kedge.arguments import check_choice, validate_seconds
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
 from kedge.conversation import lookup
 from kedge.conversation.checkpoint import Checkpoint
-from kedge.conversation.lazy_conversation import Expected, LazyConversation
+from kedge.conversation.lazy_conversation import (
+    MAX_LOADED_BLOCKS,
+    Expected,
+    LazyConversation,
+)
 from kedge.conversation.lookup import Position
 from kedge.conversation.run import (
     DEFAULT_LEASE,
@@ -421,9 +425,7 @@ class Conversation(LazyConversation):
                 await self._adopt(found)
             return self
         row = await self.store.conversation(self.row)
-        if row.head != self.head:
-            await self._continue_at(await self.store.node(row, row.head))
-        self._set_row(row)
+        await self._continue_with(row, node=row.head)
         return self
 
     async def tree(self) -> Sequence[Node]:
@@ -687,9 +689,53 @@ class Conversation(LazyConversation):
         """Archive the conversation, or restore it with ``archived=False``."""
         await self.update_with(lambda _: {"archived": archived})
 
+    async def set_mode(self, mode: Mode | None) -> None:
+        """Change the mode of the requests of this conversation, from the next request on and in every process.
+
+        A turn that is running ends in the mode in which it began.
+
+        Args:
+            mode: The new mode; None for the engine's default.
+
+        Raises:
+            InvalidSetting: There is no such mode.
+        """
+        await self.update_with(lambda _: {"mode": mode})
+
+    async def set_retention(self, seconds: float | None) -> None:
+        """Change the time for which the provider is assumed to store a response of this conversation.
+
+        Args:
+            seconds: The new time; None for the provider's own.
+
+        Raises:
+            InvalidSetting: It is not a number of seconds above 0.
+        """
+        await self.update_with(lambda _: {"retention": seconds})
+
     async def update_with(self, compute: Callable[[ConversationRow], Mapping[str, Any]]) -> None:
-        """Change members of the conversation that depend on their present values; see ``Store.update_with``."""
-        self._set_row(await self.store.update_with(await self.require_row(), compute))
+        """Change members of the conversation that depend on their present values; see ``Store.update_with``.
+
+        A changed mode or retention replaces that of this object, too.
+        """
+        row_before = await self.require_row()
+        names: set[str] = set()
+
+        def compute_members(row: ConversationRow) -> Mapping[str, Any]:
+            nonlocal row_before
+            row_before = row
+            members = compute(row)
+            if isinstance(members, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - the store checks it
+                names.update(members)
+            return members
+
+        row = await self.store.update_with(row_before, compute_members)
+        if "mode" in names:
+            self._new = replace(self._new, mode=row.mode)
+        if "retention" in names:
+            self._new = replace(self._new, retention=row.retention)
+        is_moved = row_before.head == self.head != row.head
+        await self._continue_with(row, node=row.head if is_moved else self.head)
 
     async def delete(self) -> None:
         """Delete the conversation and all blocks that no other conversation uses; this cannot be undone.
@@ -916,6 +962,17 @@ class Conversation(LazyConversation):
     async def _move_to(self, node: Node) -> None:
         await self.store.move_head(self.row, node, head=self.head)
         await self._continue_at(node)
+
+    async def _continue_with(self, row: ConversationRow, node: int) -> None:
+        """Continue from a node with a current row."""
+        before = self.row
+        self._set_row(row)
+        if (self.row.mode, self.row.retention) != (before.mode, before.retention):
+            self._turn = None  # its mode and the expiry of its anchors depend on them
+        if node != self.head:
+            await self._continue_at(await self.store.node(row, node))
+        if self._turn is None and self._node.length <= MAX_LOADED_BLOCKS:
+            await self._require_turn()
 
     async def _continue_at(self, node: Node) -> None:
         """Continue from a node, without loading a Turn that is not loaded yet."""

@@ -45,6 +45,8 @@ class SyncConversation(SyncFacade[Conversation]):
     tag = wrap_method(Conversation.tag)
     untag = wrap_method(Conversation.untag)
     archive = wrap_method(Conversation.archive)
+    set_mode = wrap_method(Conversation.set_mode)
+    set_retention = wrap_method(Conversation.set_retention)
     update_with = wrap_method(Conversation.update_with)
     delete = wrap_method(Conversation.delete)
     export = wrap_method(Conversation.export)

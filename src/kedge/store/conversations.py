@@ -14,7 +14,8 @@ from typing import Any
 
 from kedge.arguments import check_times, validate_seconds
 from kedge.database.transactions import Row, Tx, join_filters
-from kedge.errors import InvalidSetting, NotInStore
+from kedge.errors import InvalidSetting, NotInStore, UnknownSetting, describe_type
+from kedge.planning.anchors import validate_mode
 from kedge.store.records import (
     ConversationRow,
     require_default_namespace,
@@ -313,55 +314,54 @@ def resolve(tx: Tx, conversation: str | ConversationRow, lock: str = "") -> Conv
     return select_conversation(tx, conversation, lock)
 
 
+_MEMBER_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "title": validate_title,
+    "tags": validate_tags,
+    "archived": bool,
+    "data": lambda data: freeze_map(data, "data"),
+    "mode": validate_mode,
+    "retention": lambda retention: validate_seconds(retention, "retention"),
+    "ttl": lambda ttl: validate_seconds(ttl, "ttl"),
+}
+"""The members of a conversation that can be changed, and what validates each."""
+_OPTIONAL_MEMBERS = frozenset({"mode", "retention", "ttl"})
+"""The members of which None is a value."""
+
+
 def validate_members(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the members of a conversation that are to be changed; None leaves a member as it is."""
-    checks: dict[str, Callable[[Any], Any]] = {
-        "title": validate_title,
-        "tags": validate_tags,
-        "archived": bool,
-        "ttl": lambda ttl: validate_seconds(ttl, "ttl"),
-        "data": lambda data: freeze_map(data, "data"),
-    }
-    return {name: checks[name](value) for name, value in members.items() if value is not None}
+    """Check the members of a conversation that are to be changed.
 
-
-def update_with(
-    tx: Tx,
-    name: str | ConversationRow,
-    compute: Callable[[ConversationRow], Mapping[str, Any]],
-) -> ConversationRow:
-    """Change members of a conversation that depend on their present values, in one transaction.
-
-    Example:
-        await store.update_with(row, lambda row: {"tags": (*row.tags, "new")})
-
-    Args:
-        tx: The transaction.
-        name: Its id or its row.
-        compute: Returns the members to change, under their names in `update`. It is called with the
-            current row in the thread of the database, again if the transaction is repeated.
-
-    Returns:
-        The row after the change.
+    None is the default of ``mode``, ``retention`` and ``ttl``, and leaves any other member as it is.
 
     Raises:
-        NotInStore: There is no such conversation.
+        UnknownSetting: A conversation has no such member, or it cannot be changed.
         InvalidSetting: A value is not allowed.
     """
-    row = resolve(tx, name, tx.dialect.for_update)
-    changes = validate_members(compute(row))
-    columns = {k: v for k, v in changes.items() if k != "tags"}
+    if not isinstance(members, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        found = describe_type(members)
+        raise InvalidSetting(f"the members to change are a mapping of names to values, not {found}")
+    changes: dict[str, Any] = {}
+    for name, value in members.items():
+        if name not in _MEMBER_CHECKS:
+            raise UnknownSetting(name, _MEMBER_CHECKS, "a stored conversation")
+        if value is not None or name in _OPTIONAL_MEMBERS:
+            changes[name] = _MEMBER_CHECKS[name](value)
+    return changes
+
+
+def write_members(tx: Tx, number: int, changes: Mapping[str, Any]) -> None:
+    """Change the validated members of a conversation."""
+    columns = {name: value for name, value in changes.items() if name != "tags"}
     if "data" in columns:
         columns["data"] = _encode_data(columns["data"])
     if "archived" in columns:
         columns["archived"] = int(columns["archived"])
     columns["updated_at"] = tx.clock()
     sets = ", ".join(f"{column} = ?" for column in columns)
-    tx.run(f"UPDATE conversations SET {sets} WHERE number = ?", (*columns.values(), row.number))
+    tx.run(f"UPDATE conversations SET {sets} WHERE number = ?", (*columns.values(), number))
     if "tags" in changes:
-        tx.run("DELETE FROM tags WHERE conversation = ?", (row.number,))
-        set_tags(tx, row.number, changes["tags"])
-    return select_conversation(tx, row.id)
+        tx.run("DELETE FROM tags WHERE conversation = ?", (number,))
+        set_tags(tx, number, changes["tags"])
 
 
 def set_tags(tx: Tx, number: int, tags: Iterable[str]) -> None:

@@ -72,6 +72,15 @@ def encode_first_state(turn: Turn, mode: Mode | None) -> str | None:
     return encode_node_state(state, get_stored_data(turn), mode, changes=changes)
 
 
+def encode_without_mode(text: str | None) -> str | None:
+    """Return the encoded state of a node without a mode of its own; the same text if it has none."""
+    form = cast("Json", decode(text)) if text else {}
+    if "mode" not in form:
+        return text
+    del form["mode"]
+    return encode(form) if form else None
+
+
 def has_changes(text: str | None) -> bool:
     """Return whether anchor records were changed at a node or above it."""
     return text is not None and _CHANGES_MEMBER in text

@@ -6,7 +6,7 @@ there are. Everything else (an edit, a fork, a second answer) starts a new branc
 first positions of another. Only new blocks are written; nothing is rewritten.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import starmap
 from operator import attrgetter
 from typing import Any
@@ -23,13 +23,16 @@ from kedge.store.conversations import (
     lock_tree_shared,
     require_continuable,
     require_conversation,
+    resolve,
     select_conversation,
     select_head,
     select_titled,
     set_tags,
     swap_head,
+    validate_members,
+    write_members,
 )
-from kedge.store.node_state import encode_first_state
+from kedge.store.node_state import encode_first_state, encode_without_mode
 from kedge.store.records import (
     MAX_INTEGER,
     ConversationRow,
@@ -387,6 +390,57 @@ def create_all(tx: Tx, chats: Sequence[Sequence[Block]]) -> list[ConversationRow
         The rows of the new conversations.
     """
     return [insert_row(tx, new_row(), blocks) for blocks in chats]
+
+
+def update_with(
+    tx: Tx,
+    name: str | ConversationRow,
+    compute: Callable[[ConversationRow], Mapping[str, Any]],
+) -> ConversationRow:
+    """Change members of a conversation that depend on their present values, in one transaction.
+
+    Example:
+        await store.update_with(row, lambda row: {"tags": (*row.tags, "new")})
+
+    Args:
+        tx: The transaction.
+        name: Its id or its row.
+        compute: Returns the members to change, under their names in `update`. It is called with the
+            current row in the thread of the database, again if the transaction is repeated. None is the default
+            of ``mode``, ``retention`` and ``ttl``, and leaves any other member as it is.
+
+    Returns:
+        The row after the change.
+
+    Raises:
+        NotInStore: There is no such conversation.
+        InvalidSetting: A value is not allowed; ``UnknownSetting`` if there is no member of this name.
+    """
+    found = resolve(tx, name)
+    lock_tree_shared(tx, found.tree)
+    row = resolve(tx, found, tx.dialect.for_update)
+    changes = validate_members(compute(row))
+    write_members(tx, row.number, changes)
+    if "mode" in changes:
+        _drop_own_mode(tx, row)
+    return select_conversation(tx, row.id)
+
+
+def _drop_own_mode(tx: Tx, row: ConversationRow) -> None:
+    """Add a node without a mode of its own, which precedes that of the conversation, if the head has one."""
+    head = get_node(tx, row)
+    state = encode_without_mode(head.memory)
+    if state != head.memory:
+        insert_node(
+            tx,
+            head,
+            (),
+            conversation=row,
+            kind="edited",
+            now=tx.clock(),
+            memory=state,
+            head=head.id,
+        )
 
 
 def fork_conversation(

@@ -17,6 +17,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import WeakValueDictionary
 
+from msgspec import UNSET, UnsetType
+
 from kedge.arguments import validate_seconds
 from kedge.database.transactions import Database, NamespaceDatabase, Tx
 from kedge.errors import HeadConflict
@@ -246,7 +248,7 @@ class Store(AsyncResource):
 
     conversation = read(conversation_table.get_conversation)
     conversations = read(conversation_table.list_conversations)
-    update_with = write(conversation_table.update_with)
+    update_with = write(nodes.update_with)
     fork = write(nodes.fork_conversation)
     schedule_delete = write(conversation_table.schedule_delete)
     require_continuable = read(conversation_table.require_continuable)
@@ -299,8 +301,10 @@ class Store(AsyncResource):
         title: str | None = None,
         tags: Iterable[str] | None = None,
         archived: bool | None = None,
-        ttl: float | None = None,
         data: Mapping[str, Any] | None = None,
+        mode: Mode | UnsetType | None = UNSET,
+        retention: float | UnsetType | None = UNSET,
+        ttl: float | UnsetType | None = UNSET,
     ) -> ConversationRow:
         """Change the given members of a conversation.
 
@@ -309,8 +313,11 @@ class Store(AsyncResource):
             title: The new title.
             tags: The new tags, which replace all existing ones.
             archived: Whether it is archived.
-            ttl: Seconds after its last change at which it expires.
             data: The new data, which replaces all existing data.
+            mode: The mode of its requests; None for the engine's default. A node is added if the head has another
+                mode, which a middleware has set.
+            retention: Seconds for which the provider is assumed to store a response; None for the provider's own.
+            ttl: Seconds after its last change at which it expires; None if it never does.
 
         Returns:
             The row after the change.
@@ -319,7 +326,9 @@ class Store(AsyncResource):
             NotInStore: There is no such conversation.
             InvalidSetting: A value is not allowed.
         """
-        members = {"title": title, "tags": tags, "archived": archived, "ttl": ttl, "data": data}
+        members: dict[str, Any] = {"title": title, "tags": tags, "archived": archived, "data": data}
+        optional = {"mode": mode, "retention": retention, "ttl": ttl}
+        members |= {name: value for name, value in optional.items() if value is not UNSET}
         changes = validate_members(members)  # once: the tags may be an iterator
         return await self.update_with(name, lambda _: changes)
 

@@ -75,6 +75,7 @@ async def create_conversation(
         tags=body.tags,
         blocks=[system(body.system)] if body.system else [],
         mode=body.mode,
+        retention=body.retention,
         ttl=body.ttl,
         data={MODEL_KEY: body.model} if body.model else {},
         **service.settings,
@@ -93,8 +94,9 @@ async def read_conversation(call: ApiCall) -> shapes.OverviewShape:
 async def change_conversation(
     call: ApiCall, body: schemas.ConversationUpdate
 ) -> shapes.ConversationShape:
-    """Rename, tag or archive a conversation."""
-    row = await call.store.update(call.id, title=body.title, tags=body.tags, archived=body.archived)
+    """Rename, tag or archive a conversation, or change its mode, retention or expiry."""
+    members = body.model_dump(exclude_unset=True)
+    row = await call.store.update_with(call.id, lambda _: members)
     return shapes.ConversationShape.model_validate(row)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from kedge.planning import Mode
 from kedge.store.search import SearchRole
 from kedge.store.summaries import ListFilter, ListOrder
 
@@ -15,6 +16,10 @@ Name = Annotated[str, StringConstraints(max_length=400)]
 Number = Annotated[int, Field(ge=0, lt=2**62)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
 Time = Annotated[float, Field(ge=0, le=1e12)]
+Seconds = Annotated[float, Field(gt=0, le=1e12)]
+RETENTION = (
+    "Seconds for which the provider is assumed to store a response; null for the provider's own."
+)
 Head = Annotated[
     Number | None,
     Field(description="The head as the client knows it; the request fails if it has moved."),
@@ -136,9 +141,10 @@ class NewConversation(RequestBody):
     title: Name = ""
     tags: list[Name] = Field(default_factory=list[str], max_length=50)
     system: Text = Field("", description="Instructions at the start of the conversation.")
-    mode: Literal["chained", "stateless", "conversation"] | None = None
+    mode: Mode | None = None
     model: Name = Field("", description="A model of this server; its default model if empty.")
-    ttl: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
+    retention: Seconds | None = Field(None, description=RETENTION)
+    ttl: Seconds | None = Field(
         None, description="Seconds after its last change at which it expires."
     )
 
@@ -149,6 +155,11 @@ class ConversationUpdate(RequestBody):
     title: Name | None = None
     tags: list[Name] | None = Field(None, max_length=50)
     archived: bool | None = None
+    mode: Mode | None = Field(None, description="The mode of its requests; null for the default.")
+    retention: Seconds | None = Field(None, description=RETENTION)
+    ttl: Seconds | None = Field(
+        None, description="Seconds after its last change at which it expires; null for never."
+    )
 
 
 class NewAttachment(RequestBody):

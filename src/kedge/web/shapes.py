@@ -82,7 +82,7 @@ class ErrorResponse(ApiModel):
 
 @members_of(
     ConversationRow,
-    "id title tags archived mode head forked_from forked_at created_at updated_at ttl",
+    "id title tags archived mode retention head forked_from forked_at created_at updated_at ttl",
 )
 class ConversationShape(ApiModel):
     """A conversation."""
