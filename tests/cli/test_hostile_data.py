@@ -81,6 +81,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "rename": [["rename", TITLE, f"x{HOSTILE}"], ["rename", f"x{HOSTILE}", TITLE]],
     "tag": [["tag", TITLE, f"tag{HOSTILE}"], ["tag", TITLE, "--remove", f"tag{HOSTILE}"]],
     "archive": [["archive", TITLE], ["archive", TITLE, "--restore"]],
+    "settings": [["settings", TITLE], ["settings", TITLE, "--ttl", HOSTILE]],
     "search": [["search", "Ada"], ["search", "evil"], ["search", HOSTILE]],
     "export": [["export", TITLE]],
     "import": [["import", "EXPORT"], ["import", "BROKEN"]],
