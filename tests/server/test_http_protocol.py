@@ -259,8 +259,12 @@ def test_a_client_that_finished_sending_waits_for_a_slow_answer(stream: bool) ->
     model = GatedModel()
     raw = json.dumps({"model": "m", "input": "wait", "stream": stream}).encode()
     with serve(model=model) as server, open_connection(server.url) as connection:
-        finish_sending(connection, format_request("/v1/responses", body=raw))
+        connection.sendall(format_request("/v1/responses", body=raw))
+        wait_until(lambda: model.waiting)
         received = b""
+        while stream and b"answer " not in received:
+            received += connection.recv(65_536)
+        connection.shutdown(socket.SHUT_WR)
         while not received.endswith(PROBES[stream]):
             received += connection.recv(65_536)
         model.open_gate()
