@@ -75,6 +75,49 @@ async def test_request_with_half_of_an_emoji_is_answered_over_http(store: Store)
     assert response.status_code == 200
 
 
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+MCP_HEADERS = {"accept": "application/json, text/event-stream"}
+SESSION_HEADER = "mcp-session-id"
+
+
+async def test_sessions_have_a_limit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client cannot open any number of sessions; those that are open work, and one that ends makes room."""
+    monkeypatch.setattr("kedge.mcp.server.MAX_SESSIONS", 2)
+    app = create_http_app(create_mcp_server(StoreTools(store).to_toolbox()), AccessPolicy(None))
+    async with serve_app(app) as url, httpx2.AsyncClient(headers=MCP_HEADERS) as http:
+        opened = [await http.post(url, json=INITIALIZE) for _ in range(3)]
+        assert [answer.status_code for answer in opened] == [200, 200, 503]
+        assert "Too many open sessions" in opened[2].text
+        session = {SESSION_HEADER: opened[0].headers[SESSION_HEADER]}
+        assert (await http.post(url, json=PING, headers=session)).status_code == 200
+        await http.delete(url, headers=session)
+        assert (await http.post(url, json=INITIALIZE)).status_code == 200
+
+
+async def test_a_session_without_requests_ends(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that its client has left does not exist forever."""
+    monkeypatch.setattr("kedge.mcp.server.SESSION_SECONDS", 1e-6)
+    app = create_http_app(create_mcp_server(StoreTools(store).to_toolbox()), AccessPolicy(None))
+    async with serve_app(app) as url, httpx2.AsyncClient(headers=MCP_HEADERS) as http:
+        opened = await http.post(url, json=INITIALIZE)
+        session = {SESSION_HEADER: opened.headers[SESSION_HEADER]}
+        with anyio.fail_after(300):
+            while (await http.post(url, json=PING, headers=session)).status_code != 404:
+                pass
+
+
 async def test_bodies_have_a_deadline(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request whose body does not arrive in time is answered, and its connection is closed."""
     monkeypatch.setattr("kedge.mcp.server.READ_SECONDS", 0.01)
