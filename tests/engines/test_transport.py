@@ -7,9 +7,10 @@ import json
 import socket
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -39,7 +40,9 @@ from kedge.engines.http_errors import MAX_MESSAGE_LENGTH, ErrorBuilder
 from kedge.engines.transport import (
     LIMIT_VARIABLE,
     MAX_ERROR_BYTES,
+    PART_BYTES,
     PIECE_BYTES,
+    RawResponse,
     make_inflater,
     resolve_limit,
 )
@@ -55,6 +58,7 @@ from kedge.errors import (
     StreamTooLarge,
     Unreachable,
 )
+from kedge.event_loops import responsive
 from kedge.events import ResponseStarted
 from kedge.planning import get_state
 from kedge.providers import connect
@@ -574,3 +578,31 @@ async def test_the_limit_itself_is_allowed() -> None:
     async with connect_to(Response(body), max_response_bytes=len(body)) as engine:
         await engine.run(TURN)
     await catch_error(StreamTooLarge, Response(body), max_response_bytes=len(body) - 1)
+
+
+async def test_a_server_that_has_always_sent_more_does_not_stop_other_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each part of a body that has arrived already is one turn, so a large chunk is several."""
+    monkeypatch.setattr(responsive, "SLICE_SECONDS", 0.0)
+    others = 0
+
+    async def send_body() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield b"x" * PART_BYTES
+        yield b"y" * PART_BYTES * 5
+
+    async def run_beside() -> None:
+        nonlocal others
+        while True:
+            await asyncio.sleep(0)
+            others += 1
+
+    client: Any = SimpleNamespace(read_errors=(OSError,), max_response_bytes=10**6)
+    errors = ErrorBuilder("test", "http://127.0.0.1", None)
+    response = RawResponse(client, errors, send_body(), lambda: None)
+    beside = asyncio.create_task(run_beside())
+    body = await response.read()
+    beside.cancel()
+    assert body == b"x" * PART_BYTES * 5 + b"y" * PART_BYTES * 5
+    assert others >= 10

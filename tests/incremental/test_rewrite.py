@@ -129,6 +129,21 @@ def test_an_invalid_body_with_a_known_prefix_is_rejected() -> None:
     assert len(reread.items) == len(reread.blocks) == 3
 
 
+def test_a_request_with_too_many_items_or_values_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is sent as the program wrote it, without a block for each item."""
+    item = '{"role":"user","content":"x"}'
+    most = parse_request(f'{{"input":[{",".join([item] * 20_000)}]}}'.encode())
+    assert (most.blocked, len(most.blocks)) == ("", 20_000)
+    more = parse_request(f'{{"input":[{",".join([item] * 20_001)}]}}'.encode())
+    assert (more.blocked, more.blocks) == ("too_large", ())
+    monkeypatch.setattr(rewrite, "LARGE_BYTES", 100)
+    monkeypatch.setattr(rewrite, "MAX_VALUES", 100)
+    values = parse_request(f'{{"input":"x","metadata":[{",".join(["1"] * 100)}]}}'.encode())
+    assert values.blocked == "too_large"
+
+
 def test_recent_inputs_are_bounded() -> None:
     """The oldest inputs are dropped, and very short and very long ones are not stored."""
     rewrite._recent_inputs.clear()

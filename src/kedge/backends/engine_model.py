@@ -13,6 +13,7 @@ provider's reason of every failure except a rejected key.
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Literal
 
 from kedge import errors
@@ -28,6 +29,7 @@ from kedge.engines.base import Request, unwrap
 from kedge.engines.reply import answer_text
 from kedge.engines.request_options import LOGPROBS
 from kedge.errors import EngineError, KedgeError
+from kedge.event_loops.responsive import MANY_ITEMS, compute
 from kedge.events import Outcome
 from kedge.events.run import AnswerFinished, Healed
 from kedge.planning import AnchorRecord, covered_count, get_state, prefix_digest
@@ -161,7 +163,8 @@ class EngineModel:
             ApiError: If the engine fails.
         """
         try:
-            turn = self._build_turn(prompt.ask, prompt.decrypt_reasoning)
+            build = partial(self._build_turn, prompt.ask, prompt.decrypt_reasoning)
+            turn = await compute(build, is_long=len(prompt.ask.items) > MANY_ITEMS)
             found = self._anchors.find_candidates(turn, prompt.namespace) if self._can_chain else ()
             request = Request(
                 mode="chained" if self._can_chain else "stateless",

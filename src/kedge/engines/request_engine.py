@@ -29,6 +29,7 @@ from kedge.engines.request_log import PromptMonitor, record_calls, record_error,
 from kedge.engines.request_options import check_params
 from kedge.engines.transport import AnyClient, RawResponse, ResponseReader, Transport, encode_body
 from kedge.errors import EngineError, KedgeError, StreamCut
+from kedge.event_loops.responsive import MANY_ITEMS, compute
 from kedge.events import Event, Outcome, ResponseFailed, StreamEvent, StreamFailed
 from kedge.events import run as run_events
 from kedge.events.assembler import Assembler
@@ -42,6 +43,7 @@ from kedge.planning.anchors import is_unusable_status, validate_mode
 from kedge.planning.cache_plan import PromptHead, plan_cache
 from kedge.planning.render import measure_full_body
 from kedge.schemas.json_schema import infer_tool_name
+from kedge.text.large_json import LARGE_BYTES
 from kedge.turns import Block, Turn, system
 
 if TYPE_CHECKING:
@@ -189,7 +191,10 @@ class Answer:
                 has_ended = decoder.ended or self._has_failed
                 chunk = await (reply.drain() if has_ended else reply.next_chunk())
                 self.is_open = bool(chunk)
-                found = reader.feed(chunk) if chunk else reader.close()
+                if chunk:
+                    found = reader.feed(chunk)
+                else:  # a body that is not streamed is decoded now
+                    found = await compute(reader.close, is_long=reader.size > LARGE_BYTES)
         except StreamCut as error:  # relevant only if the answer had not ended
             self.cut, self.is_open = error, False
             found = self._reply[1].close(is_cut=True) if self._reply else []
@@ -334,8 +339,9 @@ class RequestEngine(Engine):
         """Set the body of the request that is about to be sent, and return its event; none if nothing is sent."""
         if session.mode == "conversation" or session.running is not None:
             await self._open_object(session)
-        session.body = self._assemble_body(session)
-        session.content = encode_body(session.body)
+        is_long = len(session.turn.blocks) > MANY_ITEMS
+        session.body = await compute(partial(self._assemble_body, session), is_long=is_long)
+        session.content = await compute(partial(encode_body, session.body), is_long=is_long)
         if session.running is not None:
             return []
         if session.plan.cache is not None:

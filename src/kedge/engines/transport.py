@@ -23,6 +23,7 @@ from kedge.engines.http_errors import ErrorBuilder, parse_object
 from kedge.engines.request_options import encode_params, encode_tool
 from kedge.errors import InvalidSetting, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.event_loops import PerLoop
+from kedge.event_loops.responsive import TimeSlice
 from kedge.events import StreamEvent
 from kedge.events.decoder import BLANKS, read_kind
 from kedge.memory.evidence import read_identity
@@ -109,6 +110,16 @@ def make_inflater(encoding: str) -> Inflater | None:
     return inflate
 
 
+PART_BYTES = 16 * 1024
+"""The bytes of a stream that are decoded before other tasks may run."""
+
+
+def iter_parts(piece: bytes) -> Iterator[bytes]:
+    """Yield a piece of a body in parts, each of which is decoded in a few milliseconds."""
+    for start in range(0, len(piece), PART_BYTES):
+        yield piece[start : start + PART_BYTES]
+
+
 EVENT_STREAM = "text/event-stream"
 DRAIN_SECONDS = 0.1
 """Seconds in which a server must close its stream after the last event; then the connection is dropped."""
@@ -152,14 +163,24 @@ class RawResponse(msgspec.Struct):
     _received: list[bytes] = []
     _size: int = 0
     _drained_at: float = 0.0
+    _unread: bytes = b""
+    _time_slice: TimeSlice = msgspec.field(default_factory=TimeSlice)
 
     async def next_chunk(self) -> bytes:
-        """Return the next bytes of the body; empty at its end.
+        """Return the next bytes of the body; empty at its end. A server may always have sent more already.
 
         Raises:
             StreamCut: The connection broke.
             StreamTooLarge: The body is larger than the maximum.
         """
+        await self._time_slice.share()
+        if not self._unread:
+            self._unread = await self._receive()
+        chunk = self._unread[:PART_BYTES]
+        self._unread = self._unread[PART_BYTES:]
+        return chunk
+
+    async def _receive(self) -> bytes:
         try:
             chunk = await anext(self.source, b"")
         except self.client.read_errors as exc:
@@ -211,6 +232,11 @@ class ResponseReader(msgspec.Struct):
     is_stream: bool
     _is_first: bool = True
     _body: bytearray = msgspec.field(default_factory=bytearray)
+
+    @property
+    def size(self) -> int:
+        """The bytes of a body that is not streamed."""
+        return len(self._body)
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
         """Return the events that are complete with a chunk."""

@@ -64,8 +64,18 @@ class _TurnQueue:
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _TurnQueue] = WeakKeyDictionary()
 
 
-def _get_queue() -> _TurnQueue:
-    loop = asyncio.get_running_loop()
+def _find_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the running loop; None if it is not one of asyncio, as that of a program with a chained client may be."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _get_queue() -> _TurnQueue | None:
+    loop = _find_loop()
+    if loop is None:
+        return None
     queue = _queues.get(loop)
     if queue is None:
         queue = _TurnQueue(loop)
@@ -75,7 +85,9 @@ def _get_queue() -> _TurnQueue:
 
 def call_in_turn(work: Callable[[], object]) -> None:
     """Call a function in a later turn of the running loop, after the tasks that came earlier."""
-    _get_queue().add(work)
+    queue = _get_queue()
+    assert queue is not None, "there is no loop of asyncio"  # noqa: S101
+    queue.add(work)
 
 
 class TimeSlice:
@@ -95,7 +107,8 @@ class TimeSlice:
 
         So if many tasks start at once, only one of them begins in each turn of the loop.
         """
-        if not _get_queue().is_empty:
+        queue = _get_queue()
+        if queue is not None and not queue.is_empty:
             await _wait_for_turn()
         return cls()
 
@@ -107,11 +120,15 @@ class TimeSlice:
 
 
 async def _wait_for_turn() -> None:
-    turn = asyncio.get_running_loop().create_future()
-    call_in_turn(lambda: turn.done() or turn.set_result(None))  # done if the task was cancelled
-    await turn
+    queue = _get_queue()
+    if queue is not None:
+        turn = asyncio.get_running_loop().create_future()
+        queue.add(lambda: turn.done() or turn.set_result(None))  # done if the task was cancelled
+        await turn
 
 
+MANY_ITEMS = 1_000
+"""The number of items above which a pass over all of them is made in a thread."""
 MAX_THREADS = 4
 """The threads of each loop that compute. They share the interpreter with the loop, so more of them would delay it."""
 
@@ -135,7 +152,8 @@ async def compute(work: Callable[[], T], *, is_long: bool = True) -> T:
     Returns:
         Its result.
     """
-    if not is_long:
+    loop = _find_loop()
+    if loop is None or not is_long:
         return work()
     call = partial(copy_context().run, work)
-    return await asyncio.get_running_loop().run_in_executor(_threads.get(), call)
+    return await loop.run_in_executor(_threads.get(), call)

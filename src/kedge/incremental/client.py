@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from anyio import CancelScope, to_thread
 
 from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamTooLarge
+from kedge.event_loops.responsive import TimeSlice, compute
 from kedge.incremental.exchange import Chainer, Exchange, is_idempotency_key, limit_codings
 from kedge.incremental.index import AnchorIndex, StoreIndex
 from kedge.incremental.observer import ResponseObserver
@@ -33,6 +34,7 @@ from kedge.security.urls import check_path
 from kedge.store import Store
 from kedge.store.open import StoreAddress
 from kedge.text.json_text import decode
+from kedge.text.large_json import LARGE_BYTES
 
 log = get_logger("kedge.incremental")
 
@@ -219,6 +221,7 @@ class _Operations:
     def __init__(self, chained: ChainedTransport, *, is_async: bool) -> None:
         self.transport, self.chainer = chained.wrapped, chained.chainer
         self.library, self._is_async = chained.library, is_async
+        self._time_slice = TimeSlice()
 
     async def send(self, request: Any) -> Any:
         if self._is_async:
@@ -229,7 +232,15 @@ class _Operations:
         return aiter(stream) if self._is_async else iter(stream)
 
     async def read(self, chunks: Any) -> bytes | None:
-        return await anext(chunks, None) if self._is_async else next(chunks, None)
+        if not self._is_async:
+            return next(chunks, None)
+        await self.share()  # a server may always have sent more already
+        return await anext(chunks, None)
+
+    async def share(self) -> None:
+        """Let other tasks run, if there are any and it is time."""
+        if self._is_async:
+            await self._time_slice.share()
 
     async def close(self, resource: Any) -> None:
         if self._is_async:
@@ -237,12 +248,19 @@ class _Operations:
         else:
             resource.close()
 
-    async def call(self, work: Callable[[], T]) -> T:  # pyright: ignore[reportReturnType]
-        """Run bookkeeping; in an event loop in a worker thread, if the index waits for a disk or a network."""
-        if not self._is_async or not self.chainer.index.is_blocking:
+    async def call(self, work: Callable[[], T], size: int = 0) -> T:  # pyright: ignore[reportReturnType]
+        """Run bookkeeping; in an event loop in a thread, if the index waits for a disk or a network, or it takes long.
+
+        Args:
+            work: The function.
+            size: The number of bytes that it reads.
+        """
+        if not self._is_async:
             return work()
         with CancelScope(shield=True):  # a cancelled request is reported, too
-            return await to_thread.run_sync(work)
+            if self.chainer.index.is_blocking:
+                return await to_thread.run_sync(work)
+            return await compute(work, is_long=size > LARGE_BYTES)
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -260,7 +278,8 @@ async def send(io: _Operations, request: Any) -> Any:
         return await io.send(request)
     begin = partial(_begin, io.chainer, request)
     problem = "a request could not be examined and is sent as written"
-    exchange = await io.call(partial(_try, problem, begin))
+    size = int(request.headers.get("content-length") or 0)
+    exchange = await io.call(partial(_try, problem, begin), size)
     if exchange is None:
         return await io.send(request)
     try:
@@ -402,6 +421,7 @@ class _ObservedBody:
         self._io, self._source, self._exchange, self._observer = io, source, exchange, observer
         self._chunks = io.open(source)
         self._held = deque[bytes]()
+        self._size = 0
         self._error: Exception | None = None
 
     async def hold(self, *, complete: bool) -> None:
@@ -421,12 +441,17 @@ class _ObservedBody:
                 await self._end()
                 return
             self._held.append(chunk)
-            self._feed(chunk)
+            await self._feed(chunk)
         if self._observer.is_complete and self._observer.verdict != "resend":
             await self._end()
 
-    def _feed(self, chunk: bytes) -> None:
-        _try("a response could not be read", partial(self._observer.feed, chunk))
+    async def _feed(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        try:
+            for _ in self._observer.read_in_steps(chunk):
+                await self._io.share()
+        except Exception:
+            log.exception("a response could not be read")
 
     async def _read(self) -> bytes | None:
         if self._held:
@@ -435,7 +460,7 @@ class _ObservedBody:
             raise self._error
         chunk = None if self._exchange.body is not None else await self._io.read(self._chunks)
         if chunk is not None:
-            self._feed(chunk)
+            await self._feed(chunk)
         if chunk is None or self._observer.is_complete:
             await self._end()
         return chunk
@@ -460,7 +485,7 @@ class _ObservedBody:
     async def _end(self, *, early: bool = False) -> None:
         if not self._exchange.is_finished:
             work = partial(self._exchange.end, early=early)
-            await self._io.call(partial(_try, "a response could not be recorded", work))
+            await self._io.call(partial(_try, "a response could not be recorded", work), self._size)
 
 
 def _rebuild(library: Any, request: Any, content: bytes) -> Any:

@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
@@ -13,6 +13,7 @@ from kedge.engines.transport import (
     MAX_ERROR_BYTES,
     ResponseReader,
     is_event_stream,
+    iter_parts,
     make_inflater,
     resolve_limit,
 )
@@ -104,18 +105,32 @@ class ResponseObserver:
         Returns:
             The verdict.
         """
+        for _ in self.read_in_steps(chunk):
+            pass
+        return self.verdict
+
+    def read_in_steps(self, chunk: bytes) -> Iterator[None]:
+        """Read more of the response as ``feed``, in steps of a few milliseconds at most, however well it is compressed.
+
+        Args:
+            chunk: Bytes of the body.
+
+        Yields:
+            None after each step.
+        """
         if self._missing_bytes is not None:
             self._missing_bytes -= len(chunk)
         try:
             for piece in self._inflate(chunk) if self._inflate else ():
                 self.body_start += piece[: self._retained_bytes - len(self.body_start)]
-                self._read(piece)
+                for part in iter_parts(piece):
+                    self._read(part)
+                    yield
         except (zlib.error, StreamTooLarge):
             self._inflate = None
             self._error.clear()
         if self._inflate is None:  # a compression that is not read here: no verdict, no record
             self._give_up()
-        return self.verdict
 
     def _read(self, data: bytes) -> None:
         self._left -= len(data)

@@ -43,6 +43,7 @@ from kedge.planning.digests import (
 from kedge.planning.explain import DOUBT_REASONS
 from kedge.security.bounded_dict import BoundedDict
 from kedge.text.json_text import decode, encode_escaped, encode_sorted
+from kedge.text.large_json import LARGE_BYTES, MAX_ITEMS, MAX_VALUES, count_values
 from kedge.turns import Block, user
 from kedge.turns.frozen_json import thaw
 
@@ -63,7 +64,7 @@ LOOKUP_SIZES = (1, 8, MAX_CANDIDATES - 9)
 
 PASS_THROUGH_REASONS: Mapping[str, str] = {
     "not_json": "the body is not one JSON object",
-    "too_large": "the body exceeds the maximum size that is read",
+    "too_large": "the body exceeds the maximum size, or number of items or values, that is read",
     "encoded": "the body is compressed or streamed",
     "signed": "the request has a signature or a digest of its body",
     "retry": "the client repeats a request that failed",
@@ -147,7 +148,8 @@ def parse_request(content: bytes) -> ParsedRequest:
 
     A request that cannot be parsed is blocked, and has no blocks.
     """
-    if len(content) > MAX_BODY_BYTES:
+    is_large = len(content) > LARGE_BYTES
+    if len(content) > MAX_BODY_BYTES or (is_large and count_values(content) > MAX_VALUES):
         return ParsedRequest(blocked="too_large")
     try:
         members = split_object(content)
@@ -161,6 +163,8 @@ def parse_request(content: bytes) -> ParsedRequest:
             prefixes = extend_index(PrefixIndex(), blocks, 0)
         else:
             items = split_array(text)
+            if len(items) > MAX_ITEMS:
+                return ParsedRequest(members, values, blocked="too_large")
             blocks, prefixes = _read_items(items, len(text))
     except (KedgeError, ValueError, TypeError, RecursionError):
         return ParsedRequest(members, values, blocked="input")

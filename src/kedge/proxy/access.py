@@ -9,14 +9,16 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from anyio import CancelScope
 from starlette.responses import Response
 from starlette.types import Scope
 
-from kedge.engines.transport import make_inflater
+from kedge.engines.transport import iter_parts, make_inflater
 from kedge.errors import StreamTooLarge
+from kedge.event_loops.responsive import compute
 from kedge.events.decoder import read_kind
 from kedge.events.fields import get_count, get_object, list_objects
 from kedge.events.sse import SSEDecoder
@@ -27,6 +29,7 @@ from kedge.server.request_log import EscapedJSONResponse, FrontEnd
 from kedge.server.uvicorn_server import MAX_HEADER_BYTES
 from kedge.store import AccessToken, TokenRegistry
 from kedge.text.json_text import decode_object
+from kedge.text.large_json import LARGE_BYTES
 from kedge.tokens import count_text
 
 if TYPE_CHECKING:
@@ -102,9 +105,16 @@ class UsageReader:
 
     def feed(self, chunk: bytes) -> None:
         """Read more of the response, as received."""
+        for _ in self.read_in_steps(chunk):
+            pass
+
+    def read_in_steps(self, chunk: bytes) -> Iterator[None]:
+        """Read more of the response as ``feed``, and yield after each step of a few milliseconds at most."""
         try:
             for piece in self._inflate(chunk) if self._inflate else ():
-                self._read_piece(piece)
+                for part in iter_parts(piece):
+                    self._read_piece(part)
+                    yield
         except zlib.error:
             self._inflate = None
         if self._inflate is None:
@@ -276,11 +286,13 @@ class SocketMeter:
             return rejection
         if not is_limited(self._caller):
             return None
-        estimate = estimate_tokens(message)
+        is_long = len(message) > LARGE_BYTES
+        estimate = await compute(partial(estimate_tokens, message), is_long=is_long)
         reserved = await self._policy.reserve(self._caller, estimate.total)
         if isinstance(reserved, access.Rejection):
             return reserved
-        lane = self._lanes.setdefault(_find_lane(decode_object(message)), deque())
+        members = await compute(partial(decode_object, message), is_long=is_long)
+        lane = self._lanes.setdefault(_find_lane(members), deque())
         lane.append((reserved, UsageReader("", estimate.input)))
         return None
 

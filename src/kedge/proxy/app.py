@@ -31,6 +31,7 @@ from websockets.http11 import Response as HandshakeResponse
 from kedge.database.transactions import HealthCheck
 from kedge.engines.transport import KEEP_ALIVE
 from kedge.errors import InvalidSetting, StoreError, StoreReplaced
+from kedge.event_loops.responsive import TimeSlice, compute
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
 from kedge.incremental.client import EXCHANGE, RETAINED_BYTES, USER
 from kedge.incremental.exchange import Exchange
@@ -60,6 +61,7 @@ from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
 from kedge.store.open import StoreAddress, share_store
 from kedge.store.proxied_requests import RequestRecorder
+from kedge.text.large_json import LARGE_BYTES
 
 log = get_logger("kedge.proxy")
 
@@ -263,7 +265,9 @@ class _Proxy:
         estimate = Estimate(0, 0)
         if has_limit and is_new:  # of a body that is only passed on, its size is known at best
             known = body if isinstance(body, bytes) else b""
-            estimate = estimate_tokens(known, int(request.headers.get("content-length") or 0))
+            length = int(request.headers.get("content-length") or 0)
+            estimating = partial(estimate_tokens, known, length)
+            estimate = await compute(estimating, is_long=len(known) > LARGE_BYTES)
         reserved = await self._policy.reserve(caller, estimate.total) if is_new else None
         if isinstance(reserved, Rejection):
             return build_rejection(reserved, request.scope)
@@ -420,8 +424,10 @@ class _Proxy:
 
         async def send_up() -> None:
             nonlocal code, reason
+            time_slice = TimeSlice()  # a client may have sent many messages
             try:
                 while True:
+                    await time_slice.share()
                     message = await socket.receive()
                     if message["type"] == "websocket.disconnect":
                         code = LOCAL_CLOSE_CODES.get(message["code"], message["code"])
@@ -439,11 +445,13 @@ class _Proxy:
                 pass
             group.cancel_scope.cancel()
 
+        time_slice = TimeSlice()  # the upstream may always have sent more
         async with create_task_group() as group:
             group.start_soon(send_up)
             with suppress(WebSocketDisconnect):
                 with suppress(ConnectionClosed):
                     async for data in upstream:
+                        await time_slice.share()
                         await meter.count(data)
                         if isinstance(data, str):
                             await socket.send_text(data)
@@ -538,12 +546,18 @@ class _PassedOn(StreamingResponse):
         self._incoming = incoming
         self._complete = incoming.content if incoming.is_stream_consumed else complete
         self._usage, self._on_end = usage, on_end
+        self._time_slice = TimeSlice()
 
     async def _read(self) -> AsyncIterator[bytes]:
         async for chunk in self._incoming.aiter_raw():
-            if self._usage is not None:
-                self._usage.feed(chunk)
+            await self._count(chunk)
+            await self._time_slice.share()
             yield chunk
+
+    async def _count(self, chunk: bytes) -> None:
+        if self._usage is not None:
+            for _ in self._usage.read_in_steps(chunk):
+                await self._time_slice.share()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -551,8 +565,7 @@ class _PassedOn(StreamingResponse):
             if body is None:
                 await super().__call__(scope, receive, send)
             else:
-                if self._usage is not None:
-                    self._usage.feed(body)
+                await self._count(body)
                 start = {"status": self.status_code, "headers": self.raw_headers}
                 await send({"type": "http.response.start", **start})
                 await send({"type": "http.response.body", "body": body})

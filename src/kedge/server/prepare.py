@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from kedge.database.responses import slice_from_compaction
-from kedge.event_loops.responsive import compute
+from kedge.event_loops.responsive import MANY_ITEMS, compute
 from kedge.practice import PracticeRequest
 from kedge.server import coherence, encrypted_content, errors, object_forms, prompt_cache
 from kedge.server.encrypted_content import CompactedContext
@@ -96,7 +96,7 @@ class ResolvedRequest(NamedTuple):
     @property
     def is_long(self) -> bool:
         """Whether a pass over the complete context takes more than some milliseconds."""
-        return self.history.context.length + len(self.items) > requests.MANY_ITEMS
+        return self.history.context.length + len(self.items) > MANY_ITEMS
 
 
 def resolve_request(

@@ -13,6 +13,8 @@ from kedge.text.json_text import decode, reject_constant
 
 LARGE_BYTES = 1_000_000
 """The size above which JSON that others have sent is decoded in a thread."""
+MAX_ITEMS = 20_000
+"""The maximum number of items of a request, and of the elements of any other list that is checked one by one."""
 MAX_VALUES = 1_000_000
 """The maximum number of values in large JSON."""
 PIECE_BYTES = 64 * 1024

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, cast
 
+from kedge.event_loops.responsive import MANY_ITEMS
 from kedge.server import errors
 from kedge.server.object_forms import Item
 from kedge.server.schema import validators as v
@@ -22,7 +23,7 @@ from kedge.server.schema.items import INPUT_PART, ITEM, ITEMS, NAME, TEXT, TOOL_
 from kedge.server.schema.json_schemas import check_schemas
 from kedge.server.schema.tables import BOOLEAN, STRING, Rules
 from kedge.text.json_text import encode
-from kedge.text.large_json import MAX_VALUES, TooManyValues, decode_strict
+from kedge.text.large_json import MAX_ITEMS, MAX_VALUES, TooManyValues, decode_strict
 
 MOVED_PARAMETERS: Mapping[str, str] = {
     "messages": "input",
@@ -232,7 +233,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     try:
         body = decode_strict(raw)
     except TooManyValues:
-        raise errors.TOO_MANY_VALUES(most=MAX_VALUES, items=v.MAX_ITEMS) from None
+        raise errors.TOO_MANY_VALUES(most=MAX_VALUES, items=MAX_ITEMS) from None
     except (ValueError, RecursionError):
         # ValueError covers invalid UTF-8, invalid JSON and integers of thousands of digits.
         raise errors.INVALID_JSON() from None
@@ -243,10 +244,6 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         if isinstance(value, list):
             v.check_length(cast("list[Any]", value), (None, name))
     return members
-
-
-MANY_ITEMS = 1_000
-"""The number of items above which a pass over all of them is made in a thread."""
 
 
 def has_many_items(body: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias, cast
 from msgspec import Struct
 
 from kedge.server import errors
+from kedge.text.large_json import MAX_ITEMS
 
 JsonPath = tuple[Any, str | int] | None
 """The path of a value: the path of its parent, and its name or index; None is the body."""
@@ -322,10 +323,6 @@ class AnyJson(Struct, frozen=True):
         if self.only_objects and type(value) is not dict:
             raise invalid_type_error(self, value, path)
         check_storable(value, path, MAX_DEPTH)
-
-
-MAX_ITEMS = 20_000
-"""The maximum number of items of a request, and of the elements of any other list."""
 
 
 def check_length(items: Sequence[Any], path: JsonPath, most: int = MAX_ITEMS) -> None:
