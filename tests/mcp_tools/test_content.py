@@ -17,6 +17,7 @@ from kedge.errors import CannotConnect, ToolFailed
 from kedge.mcp.content import MAX_LINK_CHARS, convert_result
 from kedge.middleware import guard, redact
 from kedge.turns import ImagePart, Part, TextPart, ToolResultBlock
+from kedge.turns.attachments import read_audio
 from mcp_tools.conftest import OpenRaw, serve_app
 from mcp_tools.tool_server import PNG
 
@@ -57,6 +58,17 @@ def test_supported_images_become_image_parts() -> None:
     assert broken == "[omitted: an image that is not valid base64]"
 
 
+def test_audio_of_known_types_becomes_an_audio_part() -> None:
+    """WAV and MP3 are parts, as content or as a resource."""
+    blob = types.BlobResourceContents(uri="file:///a", mime_type="audio/x-wav", blob="AA AA\n")
+    for content in (
+        types.AudioContent(data="AAAA", mime_type="AUDIO/WAV"),
+        types.EmbeddedResource(resource=blob),
+    ):
+        [part] = convert(content)
+        assert read_audio(part) == ("audio/wav", "AAAA")
+
+
 @for_each("media_type", ["image/jpg", "IMAGE/PNG", "image/*"])
 def test_content_determines_the_type_of_an_image(media_type: str) -> None:
     """An image has the type of its content, which a provider requires, whatever the server declares."""
@@ -72,9 +84,11 @@ def test_content_determines_the_type_of_an_image(media_type: str) -> None:
 
 
 def test_other_content_becomes_text() -> None:
-    """Links, resources and audio become text, with addresses shortened and sanitized."""
-    audio = types.AudioContent(data="AAAA", mime_type="audio/wav")
-    assert "audio of type audio/wav, 3 bytes" in convert_text(audio)
+    """Links, resources and unknown audio become text, with addresses shortened and sanitized."""
+    audio = types.AudioContent(data="AAAA", mime_type="audio/ogg")
+    assert "audio of type audio/ogg, 3 bytes" in convert_text(audio)
+    broken = types.AudioContent(data="?", mime_type="audio/wav")
+    assert convert_text(broken) == "[omitted: audio that is not valid base64]"
     link = types.ResourceLink(name="a\x1b", uri="file:///" + "a" * 1_000)
     assert convert_text(link) == f"[link: a� <{('file:///' + 'a' * 1_000)[:MAX_LINK_CHARS]}>]"
     resource = types.TextResourceContents(uri="file:///a.txt", text="hello\x07")

@@ -16,7 +16,7 @@ import pytest
 from mcp import Client
 
 from cli.sample_store import run_command
-from kedge import Conversation, file, image, mcp_tools, open_store
+from kedge import Conversation, audio, file, image, mcp_tools, open_store
 from kedge.cli import group
 from kedge.errors import CannotConnect, UnconfirmedReference
 from kedge.mcp.server import (
@@ -29,7 +29,8 @@ from kedge.mcp.server import (
 )
 from kedge.server.access import AccessPolicy
 from kedge.store import ConversationRow, Store
-from kedge.tools import Toolbox, tool
+from kedge.tools import Toolbox, run_calls, tool
+from kedge.turns import tool_call
 from mcp_tools import conftest
 from mcp_tools.conftest import serve_app
 from mcp_tools.tool_server import PNG
@@ -259,6 +260,30 @@ async def test_images_files_and_custom_tools_are_served() -> None:
     assert "https://example.com/a.png" in link.text
     assert isinstance(loud, types.TextContent)
     assert loud.text == "LAND"
+
+
+async def test_audio_is_served_and_passed_on() -> None:
+    """Audio of a result is audio content, also where the tool is that of another server; a model gets a description."""
+    wave = b"RIFF\x00\x00\x00\x00WAVE"
+
+    def sing() -> list[Any]:
+        return [audio(wave), audio(b"ID3", media_type="audio/mpeg")]
+
+    first = create_mcp_server(Toolbox(sing))
+    async with (
+        serve_app(create_http_app(first, AccessPolicy(None))) as url,
+        mcp_tools(url) as remote,
+    ):
+        async with Client(create_mcp_server(Toolbox(remote))) as client:
+            content = (await client.call_tool("sing", {})).content
+        [result] = await run_calls(remote, [tool_call("sing", {})])
+    sounds = [each for each in content if isinstance(each, types.AudioContent)]
+    assert [each.mime_type for each in sounds] == ["audio/wav", "audio/mpeg"]
+    assert [base64.b64decode(each.data) for each in sounds] == [wave, b"ID3"]
+    assert result.text == (
+        "[omitted: audio of type audio/wav, 12 bytes; models do not take it]"
+        "[omitted: audio of type audio/mpeg, 3 bytes; models do not take it]"
+    )
 
 
 async def call_url(url: str, **headers: str) -> list[str]:

@@ -24,8 +24,8 @@ from kedge.observe import get_logger
 from kedge.text.display import sanitize_text
 from kedge.tools import AnyTool, tool
 from kedge.tools.tool import MAX_NAME_CHARS, edit_descriptions
-from kedge.turns import Part, TextPart, image
-from kedge.turns.attachments import detect_media_type
+from kedge.turns import Part, TextPart, audio, image
+from kedge.turns.attachments import AUDIO_FORMATS, detect_media_type
 
 log = get_logger("kedge.mcp")
 
@@ -292,7 +292,7 @@ def _convert_item(item: types.ContentBlock) -> Iterator[Part]:
         case types.ImageContent():
             yield _convert_image(item.data, item.mime_type)
         case types.AudioContent():
-            yield _describe_content("audio", item.mime_type, item.data)
+            yield _convert_audio(item.data, item.mime_type)
         case types.ResourceLink():
             yield TextPart(f"[link: {_shorten(item.name)} <{_shorten(item.uri)}>]")
         case types.EmbeddedResource(resource=types.TextResourceContents() as resource):
@@ -301,6 +301,8 @@ def _convert_item(item: types.ContentBlock) -> Iterator[Part]:
             media_type = resource.mime_type or "unknown"
             if media_type.lower().startswith("image/"):
                 yield _convert_image(resource.blob, media_type)
+            elif media_type.lower() in AUDIO_FORMATS:
+                yield _convert_audio(resource.blob, media_type)
             else:
                 kind = f"the resource <{_shorten(resource.uri)}>"
                 yield _describe_content(kind, media_type, resource.blob)
@@ -318,6 +320,18 @@ def _convert_image(data: str, media_type: str) -> Part:
     if found not in IMAGE_TYPES:
         return _describe_content("an image", media_type, data)
     return image(content, media_type=found)
+
+
+def _convert_audio(data: str, media_type: str) -> Part:
+    """Return audio of a type that parts have, which no model takes in a result, but other MCP clients do."""
+    content = "".join(data.split())
+    if media_type.lower() not in AUDIO_FORMATS:
+        return _describe_content("audio", media_type, data)
+    try:
+        base64.b64decode(content, validate=True)
+    except ValueError:
+        return TextPart("[omitted: audio that is not valid base64]")
+    return audio(f"data:{media_type.lower()};base64,{content}")
 
 
 def _describe_content(kind: str, media_type: str, data: str) -> Part:

@@ -40,7 +40,7 @@ from kedge.store import ConversationRow, Store
 from kedge.store.summaries import list_summaries
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
 from kedge.turns import Block, FilePart, ImagePart, Part, TextPart, ToolCallBlock, tool_call
-from kedge.turns.attachments import split_data_url
+from kedge.turns.attachments import read_audio, split_data_url
 from kedge.turns.text_format import describe, format_part
 
 MAX_OUTPUT = 50_000
@@ -200,7 +200,9 @@ def create_mcp_server(toolbox: Toolbox, *, instructions: str = INSTRUCTIONS) -> 
         except InvalidTurn as error:
             text = f"The call is invalid: {error}"
             return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
-        await run_calls(toolbox, [call], on_run=runs.append, max_output=MAX_OUTPUT)
+        await run_calls(
+            toolbox, [call], on_run=runs.append, max_output=MAX_OUTPUT, keeps_all_parts=True
+        )
         return types.CallToolResult(
             content=[_to_content(part) for part in runs[0].result.parts],
             is_error=runs[0].outcome != "ok",
@@ -234,6 +236,9 @@ def _to_content(part: Part) -> types.ContentBlock:
             uri = f"file:///{quote(part.filename or 'result')}"
             blob = types.BlobResourceContents(uri=uri, blob=data, mime_type=media_type)
             return types.EmbeddedResource(resource=blob)
+    if sound := read_audio(part):
+        media_type, data = sound
+        return types.AudioContent(data=data, mime_type=media_type)
     text = part.text if isinstance(part, TextPart) else format_part(part, MAX_LINE_CHARS)
     return types.TextContent(text=text)
 

@@ -171,6 +171,8 @@ class CallContext(msgspec.Struct, frozen=True):
     """The filters that are applied to the result before it is truncated."""
     text_only: bool = False
     """Whether images and files in results are replaced by descriptions, because the API accepts text only."""
+    keeps_all_parts: bool = False
+    """Whether results are not for a model, and also audio remains, which no API of a model accepts in a result."""
     approval_lock: anyio.Lock = msgspec.field(default_factory=anyio.Lock)
 
 
@@ -333,8 +335,8 @@ class CallRunner:
         self, outcome: ToolOutcome, parts: Parts, error: BaseException | None = None
     ) -> ToolRun:
         self._stop_attempt()
-        if self.context.text_only:
-            parts = invoke.describe_attachments(parts)
+        if not self.context.keeps_all_parts:
+            parts = invoke.describe_attachments(parts, text_only=self.context.text_only)
         result = self.context.filters.apply(
             ToolResultBlock(
                 self.call.call_id,
@@ -385,6 +387,7 @@ async def run_calls(
     origin: str = "tools",
     filters: ContentFilters | None = None,
     text_only: bool = False,
+    keeps_all_parts: bool = False,
 ) -> list[ToolResultBlock]:
     """Run tool calls in parallel.
 
@@ -396,14 +399,17 @@ async def run_calls(
         max_output: Maximum characters of text in one result; longer text is truncated with a note.
         origin: The ``origin`` of the result blocks.
         filters: Content filters for the results, applied before they are truncated.
-        text_only: Whether images and files in the results are replaced by descriptions.
+        text_only: Whether images and files in the results are replaced by descriptions, as audio is.
+        keeps_all_parts: Whether nothing is replaced, because the results are not for a model.
 
     Returns:
         One result for each call, in the order of the calls.
     """
     shown = ContentFilters() if filters is None else filters
     known = build_toolbox(toolbox)
-    context = CallContext(known, approve, on_run, max_output, origin, shown, text_only)
+    context = CallContext(
+        known, approve, on_run, max_output, origin, shown, text_only, keeps_all_parts
+    )
     return [record.result for record in await _run_all(context, calls)]
 
 

@@ -35,7 +35,7 @@ from msgspec.structs import asdict
 from kedge import turns
 from kedge.events.fields import repair_surrogates
 from kedge.tools.tool import AnyTool
-from kedge.turns.attachments import detect_media_type, split_data_url
+from kedge.turns.attachments import detect_media_type, read_audio, split_data_url
 from kedge.turns.parts import PART_TYPES
 
 Parts = tuple[turns.Part, ...]
@@ -204,7 +204,7 @@ def _replace_generator_exit() -> Generator[None]:
 MAX_OUTPUT = 100_000
 """Default maximum of characters of text in one result."""
 MAX_ATTACHMENT = 20_000_000
-"""Maximum characters of an image or a file in its data URL."""
+"""Maximum characters of an image, a file or audio in its data URL."""
 
 
 def to_parts(value: object) -> Parts:
@@ -223,14 +223,13 @@ def truncate_parts(parts: Iterable[turns.Part], limit: int) -> Parts:
     remaining = max(limit, 0)
     shown: list[turns.Part] = []
     for part in parts:
+        size = _attachment_size(part)
         match part:
             case turns.TextPart() if len(part.text) > remaining:
                 mark = f"\n[truncated: {remaining:,} of {len(part.text):,} characters are shown]"
                 shown.append(turns.TextPart(repair_surrogates(part.text[:remaining]) + mark))
                 remaining = 0
-            case turns.ImagePart() | turns.FilePart() if (
-                size := _attachment_size(part)
-            ) > MAX_ATTACHMENT:
+            case _ if size > MAX_ATTACHMENT:
                 shown.append(turns.TextPart(f"[omitted: an attachment of {size:,} characters]"))
             case _:
                 remaining -= len(part.text) if isinstance(part, turns.TextPart) else 0
@@ -238,20 +237,32 @@ def truncate_parts(parts: Iterable[turns.Part], limit: int) -> Parts:
     return tuple(shown)
 
 
-def describe_attachments(parts: Iterable[turns.Part]) -> Parts:
-    """Return the parts with a text instead of each image and file, for an API that accepts text only."""
-    return tuple(
-        turns.TextPart(f"[omitted: {_describe_attachment(part)}; this model's API takes text only]")
-        if isinstance(part, turns.ImagePart | turns.FilePart)
-        else part
-        for part in parts
-    )
+def describe_attachments(parts: Iterable[turns.Part], *, text_only: bool) -> Parts:
+    """Return the parts with a text instead of each one that an API does not accept in the result of a tool.
+
+    Args:
+        parts: The parts of a result.
+        text_only: Whether the API accepts only text; otherwise it accepts images and files, but no API takes audio.
+    """
+    return tuple(_describe_rejected(part, text_only=text_only) for part in parts)
 
 
-def _describe_attachment(part: turns.ImagePart | turns.FilePart) -> str:
-    kind = "an image" if isinstance(part, turns.ImagePart) else "a file"
-    content = part.url if isinstance(part, turns.ImagePart) else part.data
-    media_type, data = split_data_url(content)
+def _describe_rejected(part: turns.Part, *, text_only: bool) -> turns.Part:
+    if sound := read_audio(part):
+        return turns.TextPart(
+            f"[omitted: {_describe_content('audio', *sound)}; models do not take it]"
+        )
+    match part:
+        case turns.ImagePart() if text_only:
+            content = _describe_content("an image", *split_data_url(part.url))
+        case turns.FilePart() if text_only:
+            content = _describe_content("a file", *split_data_url(part.data))
+        case _:
+            return part
+    return turns.TextPart(f"[omitted: {content}; this model's API takes text only]")
+
+
+def _describe_content(kind: str, media_type: str, data: str) -> str:
     return f"{kind} of type {media_type}, {len(data) * 3 // 4:,} bytes" if data else kind
 
 
@@ -309,5 +320,14 @@ def _to_plain(value: object) -> object:
     return asdict(value) if isinstance(value, Struct) else str(value)
 
 
-def _attachment_size(part: turns.ImagePart | turns.FilePart) -> int:
-    return len(part.url) + (len(part.data) if isinstance(part, turns.FilePart) else 0)
+def _attachment_size(part: turns.Part) -> int:
+    """Return the number of characters of an image, a file or audio; 0 for any other part."""
+    if sound := read_audio(part):
+        return len(sound[1])
+    match part:
+        case turns.ImagePart():
+            return len(part.url)
+        case turns.FilePart():
+            return len(part.url) + len(part.data)
+        case _:
+            return 0

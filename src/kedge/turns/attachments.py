@@ -6,12 +6,13 @@ file system. What only files need is imported with the first one.
 
 import base64
 import re
+from collections.abc import Mapping
 from os import PathLike
-from typing import Literal
+from typing import Literal, cast
 
 from kedge.errors import InvalidTurn
 from kedge.turns.frozen_json import FrozenMap
-from kedge.turns.parts import FilePart, ImagePart, OpaquePart
+from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part
 
 MAX_FILE_BYTES = 32 << 20
 """The default maximum size of a local file: the largest request that every provider accepts."""
@@ -33,6 +34,7 @@ AUDIO_FORMATS = {
     "audio/mp3": "mp3",
 }
 """The media types of audio that the APIs accept, and their names there."""
+_AUDIO_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 MAX_SHOWN_URL = 80
 """The number of characters of a URL in a message."""
 _URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]+:", re.IGNORECASE)  # C:\ is a path
@@ -150,6 +152,20 @@ def audio(
         )
     clip = {"data": content, "format": AUDIO_FORMATS[media_type]}
     return OpaquePart(FrozenMap(type="input_audio", input_audio=clip))
+
+
+def read_audio(part: Part) -> tuple[str, str] | None:
+    """Return the media type and the base64 content of an audio part; None for any other part."""
+    if not isinstance(part, OpaquePart) or part.content.get("type") != "input_audio":
+        return None
+    clip = part.content.get("input_audio")
+    if not isinstance(clip, Mapping):
+        return None
+    members = cast("Mapping[str, object]", clip)
+    data = members.get("data")
+    kind = members.get("format")
+    media_type = _AUDIO_TYPES.get(kind) if isinstance(kind, str) else None
+    return (media_type, data) if media_type and isinstance(data, str) else None
 
 
 def _default_filename(data: str) -> str:
