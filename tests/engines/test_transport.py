@@ -28,13 +28,15 @@ from engines.fake_server import (
     chunked_head,
     connect_to,
     json_response,
+    make_handler,
+    open_engine,
     read_request,
     serve_bytes,
     serve_handler,
     sse_response,
 )
 from for_each import for_each
-from kedge.engines import http_client, transport
+from kedge.engines import http_client, loading, transport
 from kedge.engines.http_client import MAX_RETRY_AFTER, HttpClient, Timeouts, find_proxy
 from kedge.engines.http_errors import MAX_MESSAGE_LENGTH, ErrorBuilder
 from kedge.engines.transport import (
@@ -126,6 +128,77 @@ async def test_client_retries_the_same_request() -> None:
     assert server.bodies == [server.bodies[0]] * 3
     assert [block.kind for block in turn.blocks] == ["user", "assistant"]
     assert get_state(turn).previous_response_id == "resp_1"
+
+
+LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+
+
+@pytest.mark.parametrize("api", ["responses", "chat", "sdk openai"])
+async def test_server_that_loads_its_model_is_waited_for(api: str) -> None:
+    """More rejections than retries are waited for as the server asks, and a listener learns of each pause."""
+    headers = {"retry-after-ms": "1", "x-should-retry": "true"}
+    answers = [Response(json.dumps(LOADING), 503, headers)] * 8
+    message = {"role": "assistant", "content": "Hi"}
+    chat = {"id": "c", "choices": [{"message": message, "finish_reason": "stop"}]}
+    server = RecordingServer(*answers, json_response(chat if api == "chat" else ANSWER))
+    waited: list[float] = []
+    token = loading.loading_listener.set(waited.append)
+    try:
+        async with connect_to(server.handle, api, max_retries=1) as engine:
+            turn = await engine.run(TURN)
+    finally:
+        loading.loading_listener.reset(token)
+    assert turn[-1].kind == "assistant"
+    assert len(server.bodies) == 9
+    assert len(waited) == (4 if api == "sdk openai" else 8)  # the package has repeated each once
+    assert waited == sorted(waited)
+
+
+@for_each(
+    ("settings", "limit", "requests"),
+    [({"max_retries": 0}, 300.0, 1), ({"max_retries": 2}, 0.3, 1), ({"max_retries": 2}, 0.002, 2)],
+)
+async def test_wait_for_a_model_is_limited(
+    settings: dict[str, Any], limit: float, requests: int
+) -> None:
+    """The error is that of the server, which a caller without retries gets at once."""
+    server = RecordingServer(*[json_response(LOADING, 503)] * 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "MAX_LOADING_SECONDS", limit)
+        patch.setattr(loading, "LOADING_PAUSES", (0.001 if limit < 0.1 else 0.5, 5.0))
+        error = await catch_error(ServerFailed, server.handle, "Loading model", **settings)
+    assert str(error) == "responses, HTTP 503: Loading model"
+    assert len(server.bodies) == requests
+
+
+@for_each(
+    ("status", "message", "expected"),
+    [
+        (503, "Loading model", True),
+        (503, "The model meta-llama is currently loading", True),
+        (503, "the server is loading the model", True),
+        (503, "The model is overloaded", False),
+        (500, "Loading model", False),
+        (503, "overloading models is not allowed", False),
+    ],
+)
+def test_rejection_of_a_loading_server_is_recognized(
+    status: int, message: str, expected: bool
+) -> None:
+    """Only a server that is not available because of its model is waited for."""
+    assert loading.is_loading(ServerFailed(message, status=status)) is expected
+
+
+@pytest.mark.parametrize("api", ["responses", "chat", "sdk openai", "sdk anthropic"])
+async def test_doubled_path_is_named(server: TestServer, api: str) -> None:
+    """A 404 of an address with a part that occurs twice says so once, whichever server answers."""
+    with serve_handler(make_handler(lambda: Response("Not Found", 404))) as other:
+        for url in (server.base_url, other):
+            async with open_engine(api, f"{url}/v1") as engine:
+                with pytest.raises(RequestRefused, match="/v1 twice") as raised:
+                    await engine.run(TURN)
+            assert str(raised.value).count("base URL") == 1
+            assert "/v1/v1/" in str(raised.value)
 
 
 def test_engine_is_used_in_two_event_loops(

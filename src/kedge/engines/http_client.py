@@ -18,6 +18,7 @@ import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError
 
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause
+from kedge.engines.loading import is_loading
 from kedge.engines.transport import (
     KEEP_ALIVE,
     Content,
@@ -152,7 +153,7 @@ class HttpClient:
                 with closing(response):  # also if the call is cancelled
                     body = await read_start(response.content.iter_any(), self.read_errors)
                 text = body.decode("utf-8", "replace")
-                error = self.errors.build_error(response.status, text, response.headers)
+                error = self.errors.build_error(response.status, text, response.headers, url=url)
             retries = await wait_to_retry(error, retries, self.max_retries)
 
     async def open_socket(self, url: str, **options: Any) -> "ClientConnection":
@@ -190,6 +191,8 @@ async def wait_to_retry(error: EngineError, retries: int, max_retries: int) -> i
         EngineError: The error, if it is not temporary, or the request must not be repeated again.
     """
     delay = error.retry_after
+    if is_loading(error):  # for which a transport waits longer
+        raise error
     if not retries or not error.retryable or (delay or 0) > MAX_RETRY_AFTER:
         raise error
     backoff = min(INITIAL_BACKOFF * 2 ** (max_retries - retries), MAX_BACKOFF)

@@ -13,6 +13,7 @@ import msgspec
 
 from kedge import errors
 from kedge.events.fields import repair_surrogates
+from kedge.security.urls import find_doubled_part
 
 PLACEHOLDER_KEY = "none"
 """The key that is sent to a server without keys."""
@@ -99,14 +100,28 @@ class ErrorBuilder(msgspec.Struct, frozen=True):
             message = f"the server at {address} did not answer in time"
         return errors.Unreachable(message, provider=self.provider, retryable=True)
 
-    def build_error(self, status: int, text: str, headers: Mapping[str, str]) -> errors.EngineError:
-        """Return the error for a response with an error status."""
+    def build_error(
+        self, status: int, text: str, headers: Mapping[str, str], *, url: str = ""
+    ) -> errors.EngineError:
+        """Return the error for a response with an error status.
+
+        Args:
+            status: The HTTP status.
+            text: The body of the response.
+            headers: The headers of the response.
+            url: The address of the request, if it is known.
+        """
         # Redacted before it is truncated, which could leave a part of the key.
         found = parse_error(self.redact(text))
         fields = {name: self.redact(value) for name, value in found.items()}
         message = fields.pop("message")
         if 300 <= status < 400:
             message = self.redact(_describe_redirect(headers))
+        elif status == 404 and "base URL" not in message and (part := find_doubled_part(url)):
+            address = self.redact(_strip_url(url))
+            message = (
+                f"{message} (the address {address} has {part} twice; is the base URL correct?)"
+            )
         kind = _STATUS_ERRORS.get(status, errors.RequestRefused)
         retryable = status in (408, 409, 429)
         if status >= 500:

@@ -149,7 +149,10 @@ class SdkClient:
         sdk: Any = import_module(self._sdk)
         if isinstance(exc, sdk.APIStatusError):
             response = cast("APIStatusError", exc).response
-            return self.errors.build_error(response.status_code, response.text, response.headers)
+            url = str(response.request.url)
+            return self.errors.build_error(
+                response.status_code, response.text, response.headers, url=url
+            )
         if isinstance(exc, (sdk.APIConnectionError, *_get_aiohttp_errors())):
             # The client reports some broken connections as timeouts; the root cause shows which they are.
             broken = isinstance(find_root_cause(exc), (OSError, *_get_aiohttp_errors()))

@@ -20,8 +20,9 @@ from anyio import CancelScope, current_time
 
 from kedge.arguments import check_positive_int, read_variable
 from kedge.engines.http_errors import ErrorBuilder, parse_object
+from kedge.engines.loading import LoadingWait
 from kedge.engines.request_options import encode_params, encode_tool
-from kedge.errors import InvalidSetting, RequestRefused, ServerFailed, StreamTooLarge
+from kedge.errors import EngineError, InvalidSetting, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.event_loops import PerLoop
 from kedge.event_loops.responsive import TimeSlice
 from kedge.events import StreamEvent
@@ -344,7 +345,15 @@ class Transport:
         headers = _STREAM_HEADERS if streaming else _JSON_HEADERS
         client = self._clients.get()
         url = build_url(client.errors, path)
-        reply = await client.send(method, url, body, headers, query=query, retry=retry)
+        loading = LoadingWait()
+        while True:
+            try:
+                reply = await client.send(method, url, body, headers, query=query, retry=retry)
+                break
+            except EngineError as error:
+                if not (retry and client.max_retries):
+                    raise
+                await loading.pause(error)
         self.identity = read_identity(reply.headers)
         reply.is_stream = is_event_stream(reply.headers, requested=streaming)
         return reply

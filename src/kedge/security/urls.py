@@ -148,3 +148,18 @@ def is_safe_link(url: str) -> bool:
     if any(ord(character) < 33 for character in url):
         return False
     return parts.scheme.lower() in SAFE_SCHEMES and bool(parts.netloc or parts.scheme == "mailto")
+
+
+def find_doubled_part(url: str) -> str:
+    """Return the part of a path that occurs twice in a row, such as ``/v1`` in ``/v1/v1/responses``; else nothing."""
+    try:
+        segments = urlsplit(url).path.strip("/").split("/")
+    except ValueError:
+        return ""
+    for length in (1, 2):
+        for start in range(len(segments) - 2 * length + 1):
+            middle = start + length
+            part = segments[start:middle]
+            if any(part) and part == segments[middle : middle + length]:
+                return f"/{'/'.join(part)}"
+    return ""

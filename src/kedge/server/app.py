@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket
 
 from kedge.database.transactions import HealthCheck
 from kedge.errors import StoreError
+from kedge.security.urls import find_doubled_part
 from kedge.server import errors, http, request_log
 from kedge.server.background import BackgroundJobs
 from kedge.server.errors import ApiError
@@ -121,8 +122,11 @@ async def _respond_error(connection: HTTPConnection, error: Exception) -> Respon
             return http.build_error_response(connection.scope, error)
         case HTTPException():
             is_known = error.status_code == 405
+            path = connection.scope["path"]
+            part = "" if is_known else find_doubled_part(path)
             template = errors.METHOD_NOT_ALLOWED if is_known else errors.UNKNOWN_ROUTE
-            route = template(method=connection.scope["method"], path=connection.scope["path"])
+            template = errors.DOUBLED_ROUTE if part else template
+            route = template(method=connection.scope["method"], path=path, part=part)
             response = http.build_error_response(connection.scope, route)
             if is_known:
                 response.headers["allow"] = http.format_allowed_methods(ROUTES, connection.scope)

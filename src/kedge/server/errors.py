@@ -317,6 +317,10 @@ UNSUPPORTED_CONTENT_TYPE = ErrorTemplate(
     code="unsupported_content_type",
 )
 UNKNOWN_ROUTE = ErrorTemplate("Invalid URL ({method} {path})", status=404)
+DOUBLED_ROUTE = ErrorTemplate(
+    "Invalid URL ({method} {path}). (HINT: The path has {part} twice; is the base URL of your client correct?)",
+    status=404,
+)
 METHOD_NOT_ALLOWED = ErrorTemplate(
     "Not allowed to {method} on {path}. (HINT: Perhaps you meant to use a different HTTP method?)",
     status=405,

@@ -19,6 +19,7 @@ from websockets.http11 import Response as HandshakeResponse
 
 from kedge.arguments import check_positive_int
 from kedge.engines.http_client import wait_to_retry
+from kedge.engines.loading import LoadingWait, is_loading
 from kedge.engines.transport import AnyClient, RawResponse, Transport, build_url
 from kedge.engines.websocket import connection as sockets
 from kedge.engines.websocket.connection import SocketMessage
@@ -97,12 +98,15 @@ class SocketTransport(Transport):
             return await super().send(path, body, retry=retry, **options)
         rotations, most = MAX_ROTATIONS, self.client.max_retries
         retries = most if retry else 0
+        loading = LoadingWait()
         while True:
             try:
                 return await self._create_response(body, parent_id)
             except EngineError as error:
                 if error.code == sockets.CONNECTION_LIMIT_CODE and rotations:
                     rotations -= 1
+                elif retries and is_loading(error):
+                    await loading.pause(error)
                 else:
                     retries = await wait_to_retry(error, retries, most)
 
@@ -181,7 +185,8 @@ class SocketTransport(Transport):
     def _error_from_handshake(self, response: HandshakeResponse) -> EngineError:
         status = response.status_code
         text = bytes(response.body or b"").decode("utf-8", "replace")
-        error = self.client.errors.build_error(status, text, response.headers)
+        url = build_url(self.client.errors, "/responses")
+        error = self.client.errors.build_error(status, text, response.headers, url=url)
         if 300 <= status < 400:
             return error
         # Many servers answer with 403 and without a message on a path without WebSockets.

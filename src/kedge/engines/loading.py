@@ -1,0 +1,61 @@
+"""Wait for a server that is loading its model.
+
+llama.cpp, for example, answers 503 with "Loading model" until the model is in memory, which may take minutes. A request
+that it rejects for that has no effect, so it is repeated for longer than one that a busy server rejects.
+"""
+
+import re
+from collections.abc import Callable
+from contextvars import ContextVar
+
+import anyio
+
+from kedge.errors import EngineError
+from kedge.observe import get_logger
+
+log = get_logger("kedge.engines")
+
+MAX_LOADING_SECONDS = 300.0
+"""The seconds to wait for a model altogether."""
+LOADING_PAUSES = (0.5, 5.0)
+"""Seconds before the first repetition, and the maximum; each pause is twice as long as the one before."""
+_LOADING = re.compile(
+    r"\bload(ing|s) (the |its )?model\b|\bmodel\b.{0,100}\b(is|being) (still |currently )?load(ing|ed)\b",
+    re.IGNORECASE,
+)
+
+LoadingListener = Callable[[float], None]
+loading_listener: ContextVar[LoadingListener | None] = ContextVar("loading_listener", default=None)
+"""Called with the seconds waited so far before each pause of a request in this context."""
+
+
+def is_loading(error: EngineError) -> bool:
+    """Return whether a server rejected a request because it is loading its model."""
+    return error.status == 503 and _LOADING.search(error.message) is not None
+
+
+class LoadingWait:
+    """The time that one request has waited for a model."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        first, longest = LOADING_PAUSES
+        self._next_pause = first
+        self._max_pause = longest
+
+    async def pause(self, error: EngineError) -> None:
+        """Wait before a request is repeated, for as long as the server asks or twice as long as the last time.
+
+        Raises:
+            EngineError: The error, if the server is not loading its model, or takes too long.
+        """
+        pause = self._next_pause if error.retry_after is None else error.retry_after
+        if not is_loading(error) or self.seconds + pause > MAX_LOADING_SECONDS:
+            raise error
+        if not self.seconds:
+            log.info("the server is loading its model; waiting for up to %d s", MAX_LOADING_SECONDS)
+        if listener := loading_listener.get():
+            listener(self.seconds)
+        await anyio.sleep(pause)
+        self.seconds += pause
+        self._next_pause = min(2 * self._next_pause, self._max_pause)
