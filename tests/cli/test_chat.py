@@ -59,6 +59,41 @@ def test_json_has_the_reasoning_text(kedge_server: TestServer) -> None:
     assert run_json("chat", "What is 2+3?", "--model", model)["reasoning"] == ""
 
 
+def list_notes(output: str) -> list[str]:
+    """Return the lines in brackets of a chat."""
+    return [line for line in output.splitlines() if line.startswith("[")]
+
+
+def test_an_answer_has_one_line_and_details_on_request(
+    folder: Path, kedge_server: TestServer
+) -> None:
+    """Tools, reasoning and healing are one line after the answer; ``/why`` and ``--details`` show each of them."""
+    (folder / "sums_for_chat.py").write_text(
+        "def add(a: int, b: int) -> int:\n    'Add.'\n    return a + b\n"
+    )
+    options = ("-c", "sums", "--tool", "sums_for_chat:add")
+    invoke_chat("My name is Ada.\n", *options)
+    kedge_server.forget()
+    asked = "Think, then please call add with a=2 and b=3\n"
+    done = invoke_chat(f"{asked}/why\n", *options).stdout
+    answer, _, why = done.partition("> /why\n")
+    (line,) = list_notes(answer)
+    assert line.startswith("[chained on resp_")
+    assert "3 requests, 1 tool call" in line
+    for part in (
+        '[add {"a":2,"b":3} -> 5]',
+        "[the server no longer had the earlier response; the full conversation was resent]",
+        "[sent in full: lost]",
+        "Refused by the server: a request of 1 block",
+        "  It was sent again in another request.",
+        "Chained on resp_",
+    ):
+        assert part in why
+    shown = list_notes(invoke_chat(asked, *options, "--details").stdout)
+    assert [each for each in shown if each.startswith("[add")] == ['[add {"a":2,"b":3} -> 5]']
+    assert len(shown) == 2
+
+
 def read_last_question(name: str) -> list[dict[str, Any]]:
     """Return the content of the newest message of a user in a stored conversation."""
     blocks = run_json("show", name)["blocks"]
@@ -336,8 +371,11 @@ def test_practice_model_without_stored_responses_gets_full_conversation(tmp_path
     execute(path, "DROP TABLE practice_facts")
     second = invoke_chat("What is my name?\n", "-c", "harbour")
     assert "Your name is Ada." in second.stdout
-    resent = "the server no longer had the earlier response; the full conversation was resent"
-    assert f"[{resent}]" in second.stdout
+    (line,) = list_notes(second.stdout)
+    assert line.startswith(
+        "[sent in full: the server no longer had the earlier response, sent 4 of"
+    )
+    assert line.endswith("2 requests]")
     assert "Note: the practice model remembers this conversation only" in second.stderr
     assert invoke_chat("Hello\n", "-c", "harbour", "--json").stderr == ""
 
@@ -451,7 +489,7 @@ def test_with_a_schema_only_valid_json_is_printed(tmp_path: Path) -> None:
         {"city": "Lisbon", "days": 3},
         {"city": "Oslo", "days": 2},
     ]
-    assert "[answer 1 does not match the schema; requested again]" in result.stderr
+    assert "1 answer rejected]" in result.stderr
     assert "2 requests" in result.stderr
     schema = write_schema(tmp_path, {"type": "integer"})
     result = invoke_chat("What is 2 + 3?\n", "--schema", schema, "--json")

@@ -12,7 +12,9 @@ from rich.markdown import Markdown
 from for_each import for_each
 from kedge.cli.chat_output import MarkdownOutput, split_settled
 from kedge.events import ReasoningDelta, TextDelta
+from kedge.events.run import ToolStarted
 from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work, sanitize_text
+from kedge.turns import tool_call
 
 
 @for_each(
@@ -63,15 +65,27 @@ def test_answer_is_rendered_as_markdown() -> None:
     assert "bold**" not in plain
 
 
-def test_reasoning_is_collapsed_into_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Reasoning is shown as a progress line, and afterwards as a word count."""
+def test_progress_is_a_line_that_disappears(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that loads its model, reasoning and tools are shown while they last; the answer begins in a new line."""
     output, screen = make_output()
+    output.start()
     output.show_event(ReasoningDelta(delta="let me see now "))
-    assert "reasoning, about" in screen.getvalue()
+    assert "about 4 words of reasoning" in screen.getvalue()
+    output.show_event(TextDelta(delta="First."))
+    output.show_event(ToolStarted(tool_call("look", {"at": "sea"}, call_id="call_1")))
+    assert "look" in screen.getvalue()
     output.show_event(TextDelta(delta="Done."))
     output.stop()
-    assert "[reasoning: about 4 words]" in capsys.readouterr().out
     assert "let me see" not in screen.getvalue()
+    plain = re.sub(r"\x1b\[[?\d]*[A-Za-z]", "", screen.getvalue())
+    assert [line.strip() for line in plain.splitlines()][-1] == "Done."
+    assert "First.Done." not in plain
+    assert capsys.readouterr().out == ""
+    assert output.notes.reasoning == "about 4 words of reasoning"
+    waiting, screen = make_output()
+    waiting.show_wait(2.0)
+    waiting.stop()
+    assert "the server is loading its model, 2.0 s" in screen.getvalue()
 
 
 def test_control_characters_are_not_printed() -> None:

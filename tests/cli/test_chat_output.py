@@ -2,16 +2,17 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from for_each import for_each
-from kedge.cli.chat_output import TextOutput, format_event
+from kedge.cli.chat_output import TextOutput, format_event, format_status
 from kedge.cli.chat_tools import load_tool
 from kedge.cli.show import print_blocks
-from kedge.events import RefusalDelta, TextDelta
-from kedge.events.run import FellBack, Healed, ServerForgot, ToolFinished
+from kedge.events import ReasoningDelta, RefusalDelta, RequestRecord, TextDelta
+from kedge.events.run import FellBack, Healed, OutputRejected, ServerForgot, ToolFinished
 from kedge.turns import assistant, opaque, reasoning, tool_call, tool_result, user
 
 TOOL_CALL = tool_call("look", {"at": "\x1b[2J sea"}, call_id="call_1")
@@ -29,11 +30,53 @@ def test_events_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for event in (Healed("gone"), FellBack("expired"), ServerForgot("resp_1")):
         assert re.fullmatch(r"\[[^\n]+\]", format_event(event))
     assert format_event(TextDelta("x")) == ""
+    for details in (False, True):
+        output = TextOutput(details=details)
+        output.start()
+        output.show_event(RefusalDelta("I cannot"))
+        output.show_event(Healed("gone"))
+        output.stop()
+        note = f"{format_event(Healed('gone'))}\n" if details else ""
+        assert capsys.readouterr().out == f"I cannot\n{note}"
+        assert output.notes.lines == [format_event(Healed("gone"))]
+
+
+def test_line_after_an_answer_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    """The line has the reason of a full send, calls, reasoning and rejected answers; a lost context comes first."""
+    facts: Any = {
+        "provider": "p",
+        "scope": "s",
+        "mode": "chained",
+        "sent_blocks": 3,
+        "sent_bytes": 30,
+    }
     output = TextOutput()
-    output.show_event(RefusalDelta("I cannot"))
-    output.show_event(Healed("gone"))
-    output.stop()
-    assert capsys.readouterr().out == f"I cannot\n{format_event(Healed('gone'))}\n"
+    output.start()
+    output.show_event(ReasoningDelta("let me see"))
+    output.show_event(ToolFinished(TOOL_CALL, tool_result("call_1", "5")))
+    output.show_event(OutputRejected(1, ("no",)))
+    summary = "1 tool call, 1 answer rejected, about 3 words of reasoning]"
+    sizes = "sent 3 of 3 blocks, 30 B of 30 B"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"reason": "new"}, "[new chain"),
+        ({"reason": "expired"}, "[sent in full: expired"),
+        (
+            {"reason": "lost", "healed": "gone"},
+            "[sent in full: the server no longer had the earlier response",
+        ),
+    ]
+    for record, expected in cases:
+        line = format_status([RequestRecord(**facts, **record)], output.notes)
+        assert line == f"{expected}, {sizes}, {summary}"
+    output.show_event(ServerForgot("resp_1"))
+    line = format_status([RequestRecord(**facts)], output.notes)
+    assert line.startswith("[the server answered without the earlier context, chained, ")
+    output.start()
+    assert (
+        format_status([RequestRecord(**facts, reason="new")], output.notes)
+        == f"[new chain, {sizes}]"
+    )
+    assert capsys.readouterr().out == ""
 
 
 def test_show_collapses_and_expands_blocks(capsys: pytest.CaptureFixture[str]) -> None:

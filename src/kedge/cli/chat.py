@@ -65,6 +65,7 @@ ATTACH_HELP = 'Attach a file to the first message; "-" is the standard input.'
     help="Print answers as JSON that matches the JSON schema in this file.",
 )
 @click.option("--approve", is_flag=True, help="Ask before each tool call.")
+@click.option("--details", is_flag=True, help="Also print each tool call, healing and fallback.")
 @setting_option("mode")
 @setting_option("trace")
 @store_option

@@ -1,8 +1,11 @@
-"""Output of a chat: text in a pipe, JSON for scripts, and the choice between these and Markdown on a terminal."""
+"""Output of a chat: text in a pipe, JSON for scripts, and the choice between these and Markdown on a terminal.
+
+After an answer one line says what was sent. What happened on the way is collected in `TurnNotes`, which ``/why`` shows.
+"""
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,12 +24,22 @@ from kedge.conversation import Reply
 from kedge.errors import KedgeError
 from kedge.events import Event, ReasoningDelta, RefusalDelta, TextDelta
 from kedge.events.request_record import RequestRecord
-from kedge.events.run import FellBack, Healed, OutputRejected, ServerForgot, ToolFinished
+from kedge.events.run import (
+    FellBack,
+    Healed,
+    OutputRejected,
+    RequestPlanned,
+    ServerForgot,
+    ToolFinished,
+    ToolStarted,
+)
+from kedge.planning.plan import is_fallback_reason
 from kedge.text.display import (
     HEALING_TEXTS,
     MAX_MARKDOWN_WORK,
     estimate_markdown_work,
     first_line,
+    format_duration,
     format_size,
     pluralize,
     sanitize_text,
@@ -40,32 +53,108 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 MAX_RESULT_CHARS = 60
+FORGOTTEN_TEXT = "the server answered without the earlier context"
+LOADING_TEXT = "the server is loading its model"
 Records = Sequence[RequestRecord]
 """The records of the requests of a turn."""
 
 
+class TurnNotes:
+    """What happened during the last turn besides its answer."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        """One line in brackets for each tool call, healing, fallback and rejected answer."""
+        self.has_forgotten = False
+        """Whether the server answered without the earlier context."""
+        self._reasoning_words = 0
+        self._calls = 0
+        self._rejected_answers = 0
+
+    def record_event(self, event: Event) -> str:
+        """Record an event; return its line, if it has one."""
+        match event:
+            case ReasoningDelta():
+                self._reasoning_words += len(event.delta.split())
+            case ToolFinished():
+                self._calls += 1
+            case OutputRejected():
+                self._rejected_answers += 1
+            case ServerForgot():
+                self.has_forgotten = True
+            case _:
+                pass
+        line = format_event(event)
+        if line:
+            self.lines.append(line)
+        return line
+
+    @property
+    def reasoning(self) -> str:
+        """How much the model reasoned, in words; empty if it did not show any."""
+        if not self._reasoning_words:
+            return ""
+        return f"about {pluralize(self._reasoning_words, 'word')} of reasoning"
+
+    def summarize(self) -> Iterator[str]:
+        """Yield what the line after the answer says about the turn."""
+        if self._calls:
+            yield pluralize(self._calls, "tool call")
+        if self._rejected_answers:
+            yield f"{pluralize(self._rejected_answers, 'answer')} rejected"
+        if self.reasoning:
+            yield self.reasoning
+
+    def explain(self, records: Records) -> str:
+        """Return everything about the turn: its events, and for each request what was sent, and why."""
+        from kedge.web.shapes import (  # with pydantic, which takes time to import
+            format_headline,
+            iter_notes,
+        )
+
+        lines = [*self.lines, *([f"[{self.reasoning}]"] if self.reasoning else [])]
+        for record in records:
+            lines += [format_headline(record), *(f"  {note}" for note in iter_notes(record))]
+            lines += [f"  Not used: {rejected.words}" for rejected in record.rejected]
+        return sanitize_text("\n".join(lines)) or "there is no answer to explain yet"
+
+
 class TextOutput:
-    """Prints plain text; everything except the answer is a line in brackets."""
+    """Prints plain text, and after an answer one line in brackets.
+
+    Args:
+        details: Whether each event of a turn is printed as a line when it happens.
+    """
 
     err = False
     """Whether everything except the answer is printed on standard error."""
 
-    def __init__(self) -> None:
-        self._reasoning_words = 0
+    def __init__(self, *, details: bool = False) -> None:
+        self.notes = TurnNotes()
+        self._details = details
         self._is_line_open = False
+        self._is_waiting = False
+
+    def start(self) -> None:
+        """Begin a turn."""
+        self.notes = TurnNotes()
+        self._is_waiting = False
 
     def show_event(self, event: Event) -> None:
-        """Print the answer; fold reasoning and tool calls."""
-        if isinstance(event, ReasoningDelta):
-            self._reasoning_words += len(event.delta.split())
-            return
-        if self._reasoning_words and isinstance(event, TextDelta | RefusalDelta | ToolFinished):
-            self.write_note(f"[reasoning: about {pluralize(self._reasoning_words, 'word')}]")
-            self._reasoning_words = 0
+        """Print the answer, and with details a line for each other event."""
+        line = self.notes.record_event(event)
         if isinstance(event, TextDelta | RefusalDelta):
             self.write_text(event.delta)
-        elif line := format_event(event):
+        elif line and self._details:
             self.write_note(line, warn=not isinstance(event, ToolFinished))
+        elif isinstance(event, RequestPlanned):
+            self.stop()  # the text of another answer begins in a line of its own
+
+    def show_wait(self, seconds: float) -> None:
+        """Print once that the server is loading its model, if someone watches."""
+        if sys.stderr.isatty() and not self._is_waiting:
+            self._is_waiting = True
+            echo(dim(f"[{LOADING_TEXT}]"), err=True)
 
     def write_text(self, delta: str) -> None:
         """Print a piece of the answer."""
@@ -82,11 +171,11 @@ class TextOutput:
         """End the current line."""
         if self._is_line_open:
             echo()
-        self._is_line_open, self._reasoning_words = False, 0
+        self._is_line_open = False
 
     def show_end(self, reply: Reply[Any], records: Records) -> None:
         """Print what was sent."""
-        self.write_note(format_status(records))
+        self.write_note(format_status(records, self.notes), warn=self.notes.has_forgotten)
 
     def show_output(self, command: str, text: str) -> None:
         """Print the output; the lines of a tree or of a list are not wrapped."""
@@ -120,10 +209,19 @@ class JsonOutput:
     """Prints one JSON object per turn, command or error; a typed answer with its value."""
 
     def __init__(self, *, is_typed: bool) -> None:
+        self.notes = TurnNotes()
         self._is_typed = is_typed
+
+    def start(self) -> None:
+        """Begin a turn."""
+        self.notes = TurnNotes()
 
     def show_event(self, event: Event) -> None:
         """Print nothing: a turn is printed when it is complete."""
+        self.notes.record_event(event)
+
+    def show_wait(self, seconds: float) -> None:
+        """Print nothing."""
 
     def stop(self) -> None:
         """Do nothing."""
@@ -165,40 +263,57 @@ def format_event(event: Event) -> str:
         case OutputRejected():
             return f"[answer {event.attempt} does not match the schema; requested again]"
         case ServerForgot():
-            return "[the server answered without the earlier context]"
+            return f"[{FORGOTTEN_TEXT}]"
         case _:
             return ""
 
 
-def format_status(records: Records) -> str:
-    """Format how the last request was sent, its anchor, and the blocks and bytes sent compared with a full request."""
+def format_status(records: Records, notes: TurnNotes) -> str:
+    """Format the line after an answer: how the last request was sent, the blocks and bytes of all, and the notes."""
     if not records:
         return "[nothing sent]"
     last = records[-1]
-    anchor = f" on {shorten_id(last.anchor)}" if last.anchor else ""
     sent = sum(each.sent_blocks for each in records)
     full = sum(each.full_blocks for each in records)
     sent_bytes = sum(each.sent_bytes for each in records)
     full_bytes = sum(each.full_bytes for each in records)
-    count = f", {len(records)} requests" if len(records) > 1 else ""
-    blocks = f"sent {sent} of {pluralize(full, 'block')}"
-    saved = f"{format_size(sent_bytes)} of {format_size(full_bytes)}"
-    return f"[{last.send_name}{anchor}, {blocks}, {saved}{count}]"
+    parts = [
+        _name_request(last),
+        f"sent {sent} of {pluralize(full, 'block')}",
+        f"{format_size(sent_bytes)} of {format_size(full_bytes)}",
+        *([f"{len(records)} requests"] if len(records) > 1 else []),
+        *notes.summarize(),
+    ]
+    if notes.has_forgotten:
+        parts.insert(0, FORGOTTEN_TEXT)
+    return f"[{', '.join(parts)}]"
+
+
+def _name_request(record: RequestRecord) -> str:
+    """Return how a request was sent, on which anchor, or why everything was sent again."""
+    if record.anchor:
+        return f"{record.send_name} on {shorten_id(record.anchor)}"
+    if record.healed:
+        reason = HEALING_TEXTS.get(record.healed, record.healed).partition(";")[0]
+        return f"{record.send_name}: {reason}"
+    if is_fallback_reason(record.reason):
+        return f"{record.send_name}: {record.reason}"
+    return record.send_name
 
 
 ChatOutput = TextOutput | JsonOutput
 """Shows the events of a turn and its result."""
 
 
-def create_output(*, as_json: bool, is_typed: bool = False) -> ChatOutput:
+def create_output(*, as_json: bool, is_typed: bool = False, details: bool = False) -> ChatOutput:
     """Return the output for scripts, for typed answers, for a terminal or for a pipe."""
     if as_json:
         return JsonOutput(is_typed=is_typed)
     if is_typed:
-        return ValueOutput()
+        return ValueOutput(details=details)
     if sys.stdout.isatty():
-        return MarkdownOutput()
-    return TextOutput()
+        return MarkdownOutput(details=details)
+    return TextOutput(details=details)
 
 
 _FENCE = re.compile(r"^\s{0,3}(`{3,}|~{3,})")
@@ -237,21 +352,28 @@ def to_renderable(text: str, max_work: int = MAX_MARKDOWN_WORK) -> "Markdown | T
 
 
 class MarkdownOutput(TextOutput):
-    """Draws answers as Markdown, and a line while only reasoning arrives."""
+    """Draws answers as Markdown, and a line that disappears while there is no text yet."""
 
-    def __init__(self, console: "Console | None" = None) -> None:
+    def __init__(self, console: "Console | None" = None, *, details: bool = False) -> None:
         from rich.console import Console
 
-        super().__init__()
+        super().__init__(details=details)
         self._console = console or Console(highlight=False)
         self._rest = ""
         self._live: Live | None = None
 
     def show_event(self, event: Event) -> None:
-        """Draw text, and fold other events into a line."""
+        """Draw text, and while there is none what the model or a tool is doing."""
         super().show_event(event)
         if isinstance(event, ReasoningDelta):
-            self._draw(f"*reasoning, about {pluralize(self._reasoning_words, 'word')}*")
+            self._draw(f"*{self.notes.reasoning}*")
+        elif isinstance(event, ToolStarted):
+            self.stop()
+            self._draw(f"*{sanitize_text(event.call.name)} …*")
+
+    def show_wait(self, seconds: float) -> None:
+        """Draw how long the server has been loading its model."""
+        self._draw(f"*{LOADING_TEXT}, {format_duration(seconds)}*")
 
     def write_text(self, delta: str) -> None:
         """Draw a piece of the answer."""
@@ -268,7 +390,7 @@ class MarkdownOutput(TextOutput):
         self._erase()
         if self._rest.strip():
             self._console.print(to_renderable(self._rest))
-        self._rest, self._reasoning_words = "", 0
+        self._rest = ""
 
     def _draw(self, text: str) -> None:
         fresh = self._live is None

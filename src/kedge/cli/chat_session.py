@@ -21,7 +21,7 @@ import click
 from kedge.cli import INTERRUPTED_EXIT_CODE
 from kedge.cli.base import echo, echo_note, is_json, wrap_text
 from kedge.cli.chat import attach_file, read_messages
-from kedge.cli.chat_output import ChatOutput, create_output
+from kedge.cli.chat_output import ChatOutput, Records, create_output
 from kedge.cli.chat_tools import ask_approval, create_default_tools, load_tool, open_mcp_servers
 from kedge.cli.store_options import (
     IN_MEMORY,
@@ -35,6 +35,7 @@ from kedge.cli.store_options import (
 from kedge.config import mask_url
 from kedge.conversation import Conversation, ConversationStream
 from kedge.engines import OutputSchema, to_output_schema
+from kedge.engines.loading import loading_listener
 from kedge.errors import HeadConflict, InvalidTurn, KedgeError, StoreError
 from kedge.middleware import trace as tracing
 from kedge.providers.registry import list_configured_models
@@ -62,6 +63,8 @@ class ChatOptions:
     approve: bool = False
     mode: str = ""
     trace: bool = False
+    details: bool = False
+    """Whether each event of a turn is printed as a line."""
     save: bool = True
 
     @property
@@ -237,7 +240,11 @@ class ChatSession:
         self.send_options: dict[str, Any] = {"mode": mode} if mode else {}
         if schema_file:
             self.send_options["output"] = load_schema_file(schema_file)
-        self.output: ChatOutput = create_output(as_json=is_json(), is_typed=bool(schema_file))
+        self.output: ChatOutput = create_output(
+            as_json=is_json(), is_typed=bool(schema_file), details=self.chat_options.details
+        )
+        self.sent: Records = ()
+        """The requests of the last turn that was answered."""
 
     def format_greeting(self) -> str:
         """Return the first lines on a terminal."""
@@ -304,12 +311,19 @@ class ChatSession:
         await self._show_turn(self.conversation.stream(message, **self.send_options))
 
     async def _show_turn(self, turn: ConversationStream[Any]) -> None:
-        async with turn as stream:
-            async for event in stream:
-                self.output.show_event(event)
+        self.output.start()
+        self.sent = ()
+        listener = loading_listener.set(self.output.show_wait)
+        try:
+            async with turn as stream:
+                async for event in stream:
+                    self.output.show_event(event)
+        finally:
+            loading_listener.reset(listener)
         self.output.stop()
         reply = stream.reply
-        self.output.show_end(reply, () if reply.stored else reply.requests)
+        self.sent = () if reply.stored else reply.requests
+        self.output.show_end(reply, self.sent)
 
     async def _run_command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
@@ -327,6 +341,11 @@ class ChatSession:
         messages = [user([text, *self.attached])] if text else []
         options: dict[str, Any] = {"streaming": True, **self.send_options}
         return (await self.conversation.probe_and_plan(*messages, **options)).explain()
+
+    @slash_command("/why")
+    async def why(self, _: str) -> str:
+        """Show what the last message sent, and why, with its tool calls."""
+        return self.output.notes.explain(self.sent)
 
     @slash_command("/show")
     async def show(self, _: str) -> str:
