@@ -22,6 +22,7 @@ ROW_CALLS: dict[str, Callable[[Store, ConversationRow, Node], Awaitable[object]]
         row, node, BLOCKS, accounts=TELEMETRY, asked_for="k"
     ),
     "children": lambda store, row, node: store.children(row, node.id),
+    "find_claim": lambda store, row, _: store.find_claim(row, "k"),
     "claim": lambda store, row, _: store.claim(row, "k", request_hash=b"x", owner="b", lease=9.0),
     "common_ancestor": lambda store, row, node: store.common_ancestor(row, node.id, node.id),
     "conversation": lambda store, row, _: store.conversation(row),

@@ -303,7 +303,7 @@ class Conversation(LazyConversation):
         """
         blocks = tuple(_as_block(each) for each in messages)
         build_task = partial(self._build_question, blocks, at, keep, key)
-        run = partial(self._run_once, key, blocks) if key else self._run
+        run = partial(self._run_once, key, blocks, at is not None) if key else self._run
         return self._open_stream(partial(run, build_task), output, options)
 
     async def resume(
@@ -826,9 +826,17 @@ class Conversation(LazyConversation):
         return await self._build_task(node, add, key, resumed=False)
 
     async def _run_once(
-        self, key: str, blocks: Sequence[Block], build_task: TaskBuilder, options: dict[str, Any]
+        self,
+        key: str,
+        blocks: Sequence[Block],
+        is_branch: bool,
+        build_task: TaskBuilder,
+        options: dict[str, Any],
     ) -> ReplyEvents:
-        """Run the turn with this key, or return its reply if it was run already."""
+        """Run the turn with this key, or return its reply if it was run already.
+
+        ``is_branch`` means that the turn continues from another node than the head.
+        """
         row = await self._require_row_for(lambda turn: _append_blocks(turn, blocks))
         request = ClaimRequest(self.store, row, key, new_id("run"), self.lease)
         model = options.get("model") or unwrap(self._base_engine).model
@@ -839,8 +847,11 @@ class Conversation(LazyConversation):
             if claim.answer:
                 await self._follow_head()
                 return await self._load_reply(claim.answer, schema)
-            point = await self._find_claimed_turn(claim.question) if claim.question else None
-            return await (self._resume_at(point, key, schema) if point else build_task())
+            if claim.question:
+                point = await self._find_claimed_turn(claim.question, is_branch=is_branch)
+                if point is not None:
+                    return await self._resume_at(point, key, schema)
+            return await build_task()
 
         async with request.maintain(), aclosing(self._run(build_claimed_task, options)) as events:
             async for event in events:
@@ -885,20 +896,25 @@ class Conversation(LazyConversation):
             await self.store.settle(self.row, key, point.node.id)
         return reply
 
-    async def _find_claimed_turn(self, question: int) -> lookup.ResumePoint | None:
+    async def _find_claimed_turn(
+        self, question: int, *, is_branch: bool
+    ) -> lookup.ResumePoint | None:
         """Return where the turn of a key continues; None if it must be run from the current head.
 
         A turn whose answer lost the race for the head is on a separate branch: neither on the path
-        to the head nor after it. It is not part of the conversation, and runs again.
+        to the head nor after it. It is not part of the conversation, and runs again, unless it was sent to continue
+        from another node.
         """
         point = await lookup.find_resume_point(self.store, self.row, question)
         head = (await self.store.conversation(self.row)).head
         is_stored = await self._is_on_path(point.node.id, head)
         if is_stored or await self._is_on_path(head, point.node.id):
+            # The head is where it was when the question was stored, perhaps by another process.
+            await self._follow_head()
             return point
         if head != self.head:  # it would lose the race again
             raise HeadConflict(self.id, point.node.id, head)
-        return None
+        return point if is_branch else None
 
     async def _is_on_path(self, node: int, end: int) -> bool:
         return any(each.id == node for each in await self.store.path(self.row, end))

@@ -67,6 +67,18 @@ def acquire_claim(
     return Claim(key, bool(acquired), question or 0, answer or 0, until)
 
 
+def find_claim(tx: Tx, conversation: ConversationRow, key: str) -> Claim | None:
+    """Return the claim on the turn with an idempotency key, if the key was used; the caller does not own it."""
+    rows = tx.rows(
+        "SELECT asked, answer, lease_until FROM claims WHERE conversation = ? AND key = ?",
+        (conversation.number, validate_name(key, "key")),
+    )
+    if not rows:
+        return None
+    question, answer, until = rows[0]
+    return Claim(key, is_owner=False, question=question or 0, answer=answer or 0, lease_until=until)
+
+
 def renew_claim(
     tx: Tx, conversation: ConversationRow, key: str, *, owner: str, lease: float
 ) -> bool:

@@ -518,6 +518,7 @@ class Store(AsyncResource):
     # Idempotency
 
     claim = write(idempotency.acquire_claim)
+    find_claim = read(idempotency.find_claim)
     renew = write(idempotency.renew_claim)
     settle = write(idempotency.record_answer)
 

@@ -56,7 +56,10 @@ async def start_turn(service: ConversationService, name: str, body: schemas.NewT
     at = body.previous_response_id or ("" if body.at is None else str(body.at))
     parts = [parse_attachment(each) for each in body.attachments]
     opened = await service.open(name, at, body.model, _build_middleware(body))
-    check_head(opened, body.head)
+    if before := await _find_position_before(service, opened, body, at):
+        opened = await service.open(name, before, body.model, _build_middleware(body))
+    else:
+        check_head(opened, body.head)
     options = {"key": body.key, **_build_options(body, opened)}
     node, keep = opened.node if at else None, None
     blocks: list[turns.Block] = [turns.user([body.text, *parts])]
@@ -65,6 +68,43 @@ async def start_turn(service: ConversationService, name: str, body: schemas.NewT
         blocks, node, keep = await _edit_question(service, opened, body.edit, edit)
     stream = partial(opened.conversation.stream, *blocks, at=node, keep=keep, **options)
     return _start_run(service, opened, stream, body.text, node)
+
+
+async def _find_position_before(
+    service: ConversationService, opened: OpenConversation, body: schemas.NewTurn, at: str
+) -> str:
+    """Return the position at which a message was sent before with the same key, if it has been answered since.
+
+    The head has moved to the answer, so that the request is compared with the first one as it was then. Empty if
+    the message has no answer, or if its request means the same as before.
+    """
+    row = opened.conversation.row
+    is_moved = body.head is not None and body.head != row.head
+    is_on_path = body.edit is None or bool(at)
+    if not body.key or (is_on_path and not is_moved):
+        return ""
+    claim = await service.store.find_claim(row, body.key)
+    if claim is None or not claim.answer:
+        return ""
+    if at:
+        return at
+    if body.head is not None:
+        return str(body.head)
+    return await _find_edited(service, opened, claim.question, body.edit or "")
+
+
+async def _find_edited(
+    service: ConversationService, opened: OpenConversation, question: int, block_id: str
+) -> str:
+    """Return the node with the block that an edited question has replaced; empty if there is none."""
+    parents = {node.id: node.parent for node in opened.tree.nodes}
+    parent = parents.get(question)
+    for node, above in parents.items():
+        if node < question and parent in (node, above):
+            loaded = await service.store.load(opened.conversation.row, node)
+            if any(block.id == block_id for block in loaded.blocks):
+                return str(node)
+    return ""
 
 
 async def start_resume(service: ConversationService, name: str, body: schemas.NewResume) -> TurnRun:
