@@ -29,7 +29,7 @@ from snippets import (
     write_notebooks,
 )
 
-TUTORIAL_PROGRAMS = 6
+TUTORIAL_PROGRAMS = list(SNIPPET.finditer(TUTORIAL.read_text(encoding="utf-8")))
 MIGRATION_PAGES = [page for page in PAGES if page.name.startswith("migrate-")]
 
 
@@ -79,7 +79,7 @@ def test_every_snippet_is_type_checked(tmp_path: Path) -> None:
     assert len(notebooks) == count
     strict = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["basedpyright"]["strict"]
     (pattern,) = [Path(each).name for each in strict if each.startswith("build/snippets/")]
-    assert len(list((tmp_path / "new").glob(pattern))) == TUTORIAL_PROGRAMS
+    assert len(list((tmp_path / "new").glob(pattern))) == len(TUTORIAL_PROGRAMS)
 
 
 def hide_ids(text: str) -> str:
@@ -195,15 +195,18 @@ def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
     wheel_site = WheelSite(tmp_path)
     lines, shown = read_chat()
     assert hide_ids(wheel_site.run("-m", "kedge", "chat", stdin=lines)) == hide_ids(shown)
-    tutorial = list(SNIPPET.finditer(TUTORIAL.read_text(encoding="utf-8")))
-    assert len(tutorial) == TUTORIAL_PROGRAMS
-    programs = [FIND, ADD + SYNC_LINES, ADD + ASYNC_LINES, *(each["code"] for each in tutorial)]
+    programs = [
+        FIND,
+        ADD + SYNC_LINES,
+        ADD + ASYNC_LINES,
+        *(each["code"] for each in TUTORIAL_PROGRAMS),
+    ]
     with serve() as server:
         variables = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"}
         found, *printed = wheel_site.run_programs(programs, **variables)
     assert found.strip() == str(wheel_site.site / "kedge" / "__init__.py")
     assert printed[:2] == ["2+3 = 5. 2\n", "2+3 = 5. 4\n"]
-    for program, output in zip(tutorial, printed[2:], strict=True):
+    for program, output in zip(TUTORIAL_PROGRAMS, printed[2:], strict=True):
         assert matches_page(output, program["printed"]), output
 
 

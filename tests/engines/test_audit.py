@@ -48,6 +48,16 @@ async def test_audit_without_stored_items_has_no_result(link: Link) -> None:
     assert audit.agrees is None
 
 
+async def test_a_response_that_is_not_listed_any_more_is_a_difference(link: Link) -> None:
+    """A server that has listed what it stores, and then does not, has lost it."""
+    turn = await link.send("One")
+    assert (await link.engine.verify(turn)).agrees is True
+    link.server.forget()
+    audit = await link.engine.verify(turn)
+    assert audit.agrees is False
+    assert "no longer has" in audit.difference
+
+
 async def test_blocks_before_a_compaction_are_not_compared(engine: ResponsesEngine) -> None:
     """The server's context starts with its own summary, while the Turn still has the summarized blocks."""
     compacting: Any = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}

@@ -1,8 +1,10 @@
 """Test a lane of a WebSocket connection: the order of its messages, its latest response, its limit."""
 
+import asyncio
 from typing import Any
 
 import pytest
+from anyio.lowlevel import checkpoint
 
 from for_each import for_each
 from kedge.engines.websocket.connection import Lane, LaneFailed, SocketMessage
@@ -103,3 +105,7 @@ async def test_slow_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> N
         await lane.next_message()
     with pytest.raises(LaneFailed, match="too far behind"):
         await lane.next_message()
+    reading = asyncio.create_task(lane.next_message())
+    await checkpoint()
+    assert not reading.done()  # no message was stored after the limit
+    reading.cancel()

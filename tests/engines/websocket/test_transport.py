@@ -296,7 +296,7 @@ async def test_failed_connection_is_reported() -> None:
             await engine.run(Turn([user("x")]))
 
 
-@pytest.mark.parametrize("status", [301, 307])
+@pytest.mark.parametrize("status", [300, 301, 307])
 @pytest.mark.parametrize("is_other_origin", [False, True])
 async def test_redirect_is_not_followed(status: int, is_other_origin: bool) -> None:
     """A redirect cannot send the conversation and the key elsewhere; the error names the address."""
