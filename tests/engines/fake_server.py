@@ -101,12 +101,14 @@ async def catch_error(
 
 
 @contextmanager
-def serve_bytes(data: bytes, *, keep_open: bool = False) -> Iterator[str]:
+def serve_bytes(
+    data: bytes, *, keep_open: bool = False, accepted: list[socket.socket] | None = None
+) -> Iterator[str]:
     """Serve these bytes to every connection, whatever the request, and then close it.
 
-    With ``keep_open`` the connection stays open instead.
+    With ``keep_open`` the connection stays open instead. ``accepted`` receives the connections.
     """
-    connections: list[socket.socket] = []
+    connections: list[socket.socket] = [] if accepted is None else accepted
 
     def answer() -> None:
         while True:

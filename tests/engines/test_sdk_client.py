@@ -11,7 +11,7 @@ from starlette.responses import Response
 from engines.fake_server import catch_error, json_response, open_engine, serve_handler
 from kedge.engines import ResponsesEngine
 from kedge.engines.sdk_client import SdkClient
-from kedge.errors import EngineError, NotAuthorized, StreamCut, Unreachable
+from kedge.errors import EngineError, NotAuthorized, ServerFailed, StreamCut, Unreachable
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
@@ -44,6 +44,15 @@ async def test_unreachable_server_is_reported(api: str) -> None:
     async with open_engine(api, "http://127.0.0.1:9/v1") as engine:
         with pytest.raises(Unreachable, match=r"could not reach the server at http://127\.0\.0\.1"):
             await engine.run(TURN)
+
+
+@pytest.mark.parametrize("api", ["sdk openai", "sdk openai over aiohttp", "sdk anthropic"])
+async def test_a_response_that_is_not_valid_http_is_reported(api: str) -> None:
+    """The server was reached, and a repeated request would fail in the same way."""
+    response = b"220 smtp.example.org ESMTP\r\n\r\n"
+    error = await catch_error(ServerFailed, response, "not valid HTTP", api=api, max_retries=0)
+    assert not error.retryable
+    assert "smtp" not in str(error)
 
 
 @pytest.mark.parametrize("api", ["sdk openai", "sdk anthropic"])

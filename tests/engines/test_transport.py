@@ -77,7 +77,6 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99
     ("response", "kind", "message"),
     [
         (b"", Unreachable, "could not reach"),
-        (b"220 smtp.example.org ESMTP\r\n\r\n", Unreachable, "could not reach"),
         (HEAD + b'{"id"', StreamCut, "broke in the middle"),
     ],
 )
@@ -86,6 +85,63 @@ async def test_broken_connection_is_a_retryable_error(
 ) -> None:
     """A failure below HTTP raises a typed, retryable error with the Turn that was sent."""
     assert (await catch_error(kind, response, message)).retryable
+
+
+OK_LINE = b"HTTP/1.1 200 OK\r\n"
+CHUNKED_LINES = OK_LINE + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+INVALID_RESPONSES = {
+    "another protocol": (
+        b"220 smtp.example.org ESMTP\r\n\r\n",
+        "status line.*is the base URL correct",
+    ),
+    "long header": (OK_LINE + b"X-Long: %b\r\n\r\n" % (b"a" * 70_000), ""),
+    "many headers": (OK_LINE + b"X-Header: a\r\n" * 1_000 + b"\r\n", ""),
+    "no header": (OK_LINE + b"nothing\r\n\r\n", ""),
+    "size of the first chunk": (CHUNKED_LINES + b"zz\r\n{}\r\n0\r\n\r\n", ""),
+    "end of the first chunk": (CHUNKED_LINES + b"2\r\n{}xx0\r\n\r\n", ""),
+    "length": (OK_LINE + b"Content-Length: two\r\n\r\n{}", ""),
+    "two lengths": (OK_LINE + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", ""),
+}
+"""Responses that are no valid HTTP, and what their error says besides that."""
+
+
+@for_each("name", INVALID_RESPONSES)
+async def test_a_response_that_is_not_valid_http_is_a_permanent_error(name: str) -> None:
+    """The server has answered, and may have been paid for it: the request is not sent again."""
+    response, message = INVALID_RESPONSES[name]
+    accepted: list[socket.socket] = []
+    with serve_bytes(response, accepted=accepted) as url:
+        async with connect(f"responses:{url}#m", max_retries=2) as engine:
+            with pytest.raises(ServerFailed, match=f"not valid HTTP.*{message}") as exc_info:
+                await engine.run(TURN)
+    assert not exc_info.value.retryable
+    assert len(accepted) == 1
+    for received in ("smtp.example", "aaaa", "nothing", "zz", "xx0", "two"):
+        assert received not in str(exc_info.value)
+
+
+@for_each("start", [OK_LINE, b"HTTP/1.1 20", OK_LINE + b"Content-Length: 2\r\nX-"])
+async def test_a_connection_that_breaks_in_the_headers_is_not_a_missing_answer(
+    start: bytes,
+) -> None:
+    """The server had begun to answer, so the request is not sent again."""
+    accepted: list[socket.socket] = []
+    with serve_bytes(start, accepted=accepted) as url:
+        async with connect(f"responses:{url}#m", max_retries=2) as engine:
+            with pytest.raises(StreamCut):
+                await engine.run(TURN)
+    assert len(accepted) == 1
+
+
+async def test_headers_of_many_kilobytes_are_accepted() -> None:
+    """Some gateways describe in a header of a response how they have routed its request."""
+    body = json.dumps(ANSWER).encode()
+    lines = OK_LINE + b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+    response = lines + b"X-Route: %b\r\n\r\n%b" % (b"a" * 60_000, body)
+    with serve_bytes(response) as url:
+        async with connect(f"responses:{url}#m") as engine:
+            turn = await engine.run(TURN)
+    assert turn.blocks[-1].text == "5"
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd"])

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
-from aiohttp.http_exceptions import ContentEncodingError
+from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause
 from kedge.engines.loading import is_loading
@@ -39,6 +39,8 @@ INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 8.0
 MAX_RETRY_AFTER = 120.0
 """The longest delay in seconds that a server may request; after a longer one the caller gets the error."""
 MAX_CONNECTIONS = 1_000
+MAX_HEADER_BYTES = 64 * 1024
+"""The maximum size of a header of a response; some gateways describe their decisions in several kilobytes."""
 CLOSE_TURNS = 2
 """Turns of the loop in which it learns which connections were closed while it was busy. A request that is not repeated
 must not be sent over one of them."""
@@ -107,6 +109,8 @@ class HttpClient:
             # Also for addresses without a name: a load balancer may keep its choice of a server in a cookie.
             cookie_jar=aiohttp.CookieJar(unsafe=True),
             headers=headers,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=timeouts.connect, sock_read=timeouts.read
             ),
@@ -136,11 +140,9 @@ class HttpClient:
                     method, url, data=content, headers=headers, params=query, **self._options
                 )
             except self.read_errors as exc:
-                if isinstance(find_root_cause(exc), ContentEncodingError):
-                    # The answer was generated; a repeated request would be paid for, and fail in the same way.
-                    message = "the server compresses its response in a form that was not requested"
-                    error = ServerFailed(message, provider=self.errors.provider)
-                    raise error from self.errors.find_cause(exc)
+                answer_error = self._build_answer_error(exc)
+                if answer_error is not None:
+                    raise answer_error from self.errors.find_cause(exc)
                 timed_out = isinstance(exc, TimeoutError)  # also if its cause is a cancellation
                 error = self.errors.build_unreachable(exc, timed_out=timed_out)
                 error.retryable = not (self._session.closed or isinstance(exc, aiohttp.InvalidURL))
@@ -155,6 +157,23 @@ class HttpClient:
                 text = body.decode("utf-8", "replace")
                 error = self.errors.build_error(response.status, text, response.headers, url=url)
             retries = await wait_to_retry(error, retries, self.max_retries)
+
+    def _build_answer_error(self, exc: Exception) -> EngineError | None:
+        """Return the error of a server that has begun to answer, or None if it may not have received the request.
+
+        The answer was generated; a repeated request would be paid for again, and fail in the same way.
+        """
+        cause = find_root_cause(exc)
+        if isinstance(cause, ContentEncodingError):
+            message = "the server compresses its response in a form that was not requested"
+            return ServerFailed(message, provider=self.errors.provider)
+        if isinstance(cause, HttpProcessingError):
+            return self.errors.build_invalid_response(cause)
+        if isinstance(cause, aiohttp.ServerDisconnectedError) and not isinstance(
+            cause.message, str
+        ):
+            return self.errors.build_cut(cause)  # it has a part of the headers
+        return None
 
     async def open_socket(self, url: str, **options: Any) -> "ClientConnection":
         """Open a WebSocket; ``options`` are those of ``websockets``."""

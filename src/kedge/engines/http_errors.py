@@ -66,6 +66,11 @@ class ErrorBuilder(msgspec.Struct, frozen=True):
     api_key: object
     secrets: tuple[str, ...] = ()
 
+    @property
+    def _address(self) -> str:
+        """The address of the server without query and user name, which may be secret."""
+        return self.redact(_strip_url(self.base_url))
+
     def redact(self, text: str) -> str:
         """Return a text of the server without the API key and other credentials."""
         keys = [key for key in (self.api_key, *self.secrets) if isinstance(key, str)]
@@ -85,6 +90,20 @@ class ErrorBuilder(msgspec.Struct, frozen=True):
         message = f"the connection broke in the middle of the response ({type(exc).__name__})"
         return errors.StreamCut(message, provider=self.provider, retryable=True)
 
+    def build_invalid_response(self, cause: Exception) -> errors.ServerFailed:
+        """Return the error for a response that is not valid HTTP.
+
+        The server has generated an answer, so the request must not be repeated: it would be paid for again.
+
+        Args:
+            cause: The error of the HTTP parser, whose message may quote the response after a colon.
+        """
+        reason = str(getattr(cause, "message", cause)).partition(":")[0]
+        message = f"the server at {self._address} sent a response that is not valid HTTP ({reason})"
+        if "status line" in reason:
+            message += "; is the base URL correct?"
+        return errors.ServerFailed(message, provider=self.provider)
+
     def build_unreachable(self, exc: Exception, *, timed_out: bool = False) -> errors.Unreachable:
         """Return the error for a request without a response.
 
@@ -93,11 +112,9 @@ class ErrorBuilder(msgspec.Struct, frozen=True):
             timed_out: Whether it is a timeout, if its root cause does not say otherwise.
         """
         first = find_root_cause(exc)
-        # The query and the user name may be secret; scheme, host and path are not.
-        address = self.redact(_strip_url(self.base_url))
-        message = f"could not reach the server at {address} ({type(first).__name__})"
+        message = f"could not reach the server at {self._address} ({type(first).__name__})"
         if isinstance(first, TimeoutError) or timed_out:
-            message = f"the server at {address} did not answer in time"
+            message = f"the server at {self._address} did not answer in time"
         return errors.Unreachable(message, provider=self.provider, retryable=True)
 
     def build_error(

@@ -11,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
+import h11
 import httpx2
 
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
@@ -154,6 +155,9 @@ class SdkClient:
                 response.status_code, response.text, response.headers, url=url
             )
         if isinstance(exc, (sdk.APIConnectionError, *_get_aiohttp_errors())):
+            parser_error = _find_parser_error(exc)
+            if parser_error is not None:
+                return self.errors.build_invalid_response(parser_error)
             # The client reports some broken connections as timeouts; the root cause shows which they are.
             broken = isinstance(find_root_cause(exc), (OSError, *_get_aiohttp_errors()))
             timed_out = isinstance(exc, sdk.APITimeoutError) and not broken
@@ -186,6 +190,20 @@ async def _limit_error(response: httpx2.Response) -> None:
             body = await read_start(received.aiter_bytes(), (httpx2.HTTPError,))
         response.headers.pop("content-encoding", None)
         response.stream = httpx2.ByteStream(body)
+
+
+def _find_parser_error(exc: Exception) -> Exception | None:
+    """Return the error of the parser of h11 or aiohttp that has led to another one, if any."""
+    aiohttp_errors: Any = sys.modules.get("aiohttp.http_exceptions")
+    kinds: tuple[type[Exception], ...] = (h11.RemoteProtocolError,)
+    if aiohttp_errors is not None:
+        kinds = (*kinds, aiohttp_errors.HttpProcessingError)
+    error: BaseException | None = exc
+    while error is not None:
+        if isinstance(error, kinds):
+            return cast("Exception", error)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _get_aiohttp_errors() -> tuple[type[Exception], ...]:
