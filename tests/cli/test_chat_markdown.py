@@ -85,7 +85,7 @@ def test_progress_is_a_line_that_disappears(capsys: pytest.CaptureFixture[str]) 
     waiting, screen = make_output()
     waiting.show_wait(2.0)
     waiting.stop()
-    assert "the server is loading its model, 2.0 s" in screen.getvalue()
+    assert "the server is loading its model, 2 s" in screen.getvalue()
 
 
 def test_control_characters_are_not_printed() -> None:

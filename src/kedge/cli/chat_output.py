@@ -39,7 +39,6 @@ from kedge.text.display import (
     MAX_MARKDOWN_WORK,
     estimate_markdown_work,
     first_line,
-    format_duration,
     format_size,
     pluralize,
     sanitize_text,
@@ -373,7 +372,7 @@ class MarkdownOutput(TextOutput):
 
     def show_wait(self, seconds: float) -> None:
         """Draw how long the server has been loading its model."""
-        self._draw(f"*{LOADING_TEXT}, {format_duration(seconds)}*")
+        self._draw(f"*{LOADING_TEXT}, {seconds:.0f} s*")
 
     def write_text(self, delta: str) -> None:
         """Draw a piece of the answer."""
