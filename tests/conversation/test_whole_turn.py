@@ -246,6 +246,26 @@ async def test_anchors_survive(store: Store, connected: Connect, change: str) ->
     await check_reopened(changed, connected)
 
 
+@pytest.mark.parametrize("fault", ["omit_response_id", "reuse_response_id", "forget_silently"])
+async def test_what_an_engine_records_is_no_change(
+    store: Store, connected: Connect, kedge_server: TestServer, fault: str
+) -> None:
+    """Healing, edits, lost and unusable responses follow from the stored responses, so no node has a state."""
+    conversation = await Conversation.create(connected(), store=store, tools=[add])
+    await conversation.send("Please call add with a=2 and b=3")
+    kedge_server.faults.set(fault)
+    await conversation.send("Number 1.")
+    await conversation.send("Number 2.")
+    kedge_server.faults.clear()
+    await conversation.regenerate()
+    kedge_server.forget()
+    await conversation.send("Number 3.")
+    await conversation.edit(conversation.turn[0], "Hello!")
+    await conversation.send("Number 4.")
+    assert {node.memory for node in await conversation.tree()} == {None}
+    await check_reopened(conversation, connected)
+
+
 async def test_a_record_marked_as_lost_is_not_found_again(
     store: Store, connected: Connect, kedge_server: TestServer
 ) -> None:

@@ -283,6 +283,7 @@ class Conversation(LazyConversation):
             HeadConflict: Another process moved the head; the answer is stored on a branch.
             KeyReused: The key belongs to a request with other messages, model or settings.
             Blocked: A guard rejected a message or the answer.
+            UnmatchedResult: A tool result among the messages belongs to no open call; nothing was sent or stored.
         """
         options.setdefault("streaming", False)
         return await self.stream(*messages, key=key, at=at, output=output, **options).finish()
@@ -373,6 +374,7 @@ class Conversation(LazyConversation):
         Raises:
             HeadConflict: Another process moved the head; the blocks are stored on a branch.
             Blocked: A guard rejects one of the blocks.
+            UnmatchedResult: A tool result among the blocks belongs to no open call; nothing was stored.
         """
         blocks = _filter_blocks(self.engine, map(_as_block, messages))
         return await self._change_turn(lambda turn: turn.append(*blocks), kind)
