@@ -15,6 +15,7 @@ class ThreadServer(LimitedServer):
 
     def __init__(self, app: Any, **options: Any) -> None:
         super().__init__(app, **options)
+        self.url = ""
         self.ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
@@ -35,6 +36,11 @@ class ThreadServer(LimitedServer):
             await asyncio.sleep(0.001)
         await self.lifespan.shutdown()
 
+    def tick(self) -> None:
+        """Do what the server does once a second, from any other thread."""
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(self.on_tick(0), self._loop).result(300)
+
     def stop(self) -> None:
         """Stop the server, from any thread."""
         if self._loop is not None:
@@ -42,18 +48,23 @@ class ThreadServer(LimitedServer):
 
 
 @contextmanager
-def serve_app(app: Any, **options: Any) -> Iterator[str]:
-    """Serve an app in a thread and yield its address: ``http://127.0.0.1:<port>``.
-
-    The options are those of the server.
-    """
+def run_server(app: Any, **options: Any) -> Iterator[ThreadServer]:
+    """Serve an app in a thread and yield the server, which has these options."""
     with bind("127.0.0.1", 0) as listener:
         server = ThreadServer(app, **options)
+        server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
         thread.start()
         try:
             assert server.ready.wait(300)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield server
         finally:
             server.stop()
             thread.join(300)
+
+
+@contextmanager
+def serve_app(app: Any, **options: Any) -> Iterator[str]:
+    """Serve an app in a thread and yield its address: ``http://127.0.0.1:<port>``."""
+    with run_server(app, **options) as server:
+        yield server.url

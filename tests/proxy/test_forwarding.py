@@ -334,6 +334,18 @@ def test_an_upload_that_does_not_continue_ends(
         connection.close()
 
 
+def test_an_upload_that_the_upstream_does_not_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upstream that accepts a connection and reads nothing does not occupy the proxy for hours."""
+    monkeypatch.setitem(proxy_app.TIMEOUTS, "write", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as upstream:
+        port = upstream.getsockname()[1]
+        with serve_proxy(f"http://127.0.0.1:{port}/v1") as proxy:
+            content = b"x" * 40_000_000  # more than the buffers of the connections hold
+            answer = httpx2.post(f"{proxy}/v1/files", content=content, timeout=LIMIT)
+    assert answer.status_code == 502
+    assert "could not be reached" in answer.json()["error"]["message"]
+
+
 def test_a_cut_response_is_cut_for_the_client(
     upstream: Upstream, proxy: str, caplog: pytest.LogCaptureFixture
 ) -> None:

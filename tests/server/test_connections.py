@@ -2,7 +2,6 @@
 
 import asyncio
 import http.client
-import json
 import logging
 import re
 import resource
@@ -24,13 +23,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect as connect_socket
 
-from app_thread import serve_app
+from app_thread import run_server, serve_app
 from for_each import for_each
 from forked import ForkedProcess
 from kedge.proxy import create_proxy_app
 from kedge.server.connections import find_address, get_descriptor_limit, name_client
 from kedge.server.settings import Limits
-from kedge.server.uvicorn_server import LimitedServer, bind
 from kedge.testing import serve
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until
@@ -312,15 +310,19 @@ def start_reading_nothing(port: int, request: bytes) -> socket.socket:
     return connection
 
 
+STREAM_BODY = b'{"model":"m","input":"x","stream":true}'
+STREAM_REQUEST = (
+    b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(STREAM_BODY), STREAM_BODY)
+)
+
+
 def test_a_client_that_does_not_read_its_stream_ends_it(caplog: pytest.LogCaptureFixture) -> None:
     """A server closes its connection after some time, says so, and cancels the response."""
-    body = json.dumps({"model": "m", "input": "x", "stream": True}).encode()
-    head = b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    request = head + b"content-length: %d\r\n\r\n" % len(body) + body
     limits = Limits(write_seconds=0)
     with (
         serve(model=GatedModel(words=1_000_000), limits=limits) as server,
-        start_reading_nothing(server.address[1], request),
+        start_reading_nothing(server.address[1], STREAM_REQUEST),
     ):
         wait_until(lambda: server.running == 0)
     [record] = [each for each in caplog.records if "read nothing" in each.getMessage()]
@@ -354,34 +356,84 @@ def test_a_client_that_does_not_read_its_websocket_ends_it(
     assert not [each for each in caplog.records if each.levelno > logging.WARNING]
 
 
-@for_each("path", ["/v1/models", "/v1/responses"])
-async def test_a_proxy_closes_the_upstream_for_a_client_that_does_not_read(
-    caplog: pytest.LogCaptureFixture, path: str
-) -> None:
-    """The upstream's response ends with the connection of the client."""
-    left = threading.Event()
+class Writer:
+    """An app whose responses and WebSockets do not end before their client leaves."""
 
-    async def write() -> AsyncIterator[bytes]:
+    def __init__(self) -> None:
+        self.left = threading.Event()
+        routes = [
+            Route("/v1/{path:path}", self.answer, methods=["GET", "POST"]),
+            WebSocketRoute("/v1/{path:path}", self.send_messages),
+        ]
+        self.app = Starlette(routes=routes)
+
+    async def answer(self, _: Request) -> Response:
+        """Stream without an end."""
+        return StreamingResponse(self._write(), media_type="text/event-stream")
+
+    async def _write(self) -> AsyncIterator[bytes]:
         try:
             while True:
                 yield b"data: {}\n\n" * 1_000
                 await asyncio.sleep(0)  # a server discards what it cannot send without waiting
         finally:
-            left.set()
+            self.left.set()
 
-    async def answer(_: Request) -> Response:
-        return StreamingResponse(write(), media_type="text/event-stream")
+    async def send_messages(self, websocket: WebSocket) -> None:
+        """Send messages without an end."""
+        await websocket.accept()
+        try:
+            while True:
+                await websocket.send_text("x" * 10_000)
+        except WebSocketDisconnect:
+            self.left.set()
 
-    upstream = Starlette(routes=[Route(path, answer, methods=["GET", "POST"])])
-    body = b'{"model":"m","input":"Hi","stream":true}'
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-    with serve_app(upstream) as url, bind("127.0.0.1", 0) as listener:
-        server = LimitedServer(create_proxy_app(f"{url}/v1"), write_seconds=0)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        port = listener.getsockname()[1]
-        with await asyncio.to_thread(start_reading_nothing, port, request):
-            assert await asyncio.to_thread(left.wait, TIMEOUT)
-        server.should_exit = True
-        await serving
+
+@for_each(
+    "request_bytes",
+    [
+        b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        STREAM_REQUEST,
+        HANDSHAKE,
+    ],
+)
+def test_a_proxy_closes_the_upstream_for_a_client_that_does_not_read(
+    caplog: pytest.LogCaptureFixture, request_bytes: bytes
+) -> None:
+    """The upstream's response, or its WebSocket, ends with the connection of the client."""
+    writer = Writer()
+    caplog.clear()
+    with serve_app(writer.app) as upstream:
+        proxy_app = create_proxy_app(f"{upstream}/v1")
+        with run_server(proxy_app, write_seconds=0) as proxy:
+            port = int(proxy.url.rpartition(":")[2])
+            with start_reading_nothing(port, request_bytes):
+
+                def has_left() -> bool:
+                    proxy.tick()
+                    return writer.left.is_set()
+
+                wait_until(has_left)
     assert "read nothing of a response" in caplog.text
+
+
+def test_a_client_that_reads_slowly_keeps_its_connection() -> None:
+    """A response that always waits for its client is not unread while the client reads some of it."""
+    writer = Writer()
+    with run_server(writer.app, write_seconds=0) as server:
+        port = int(server.url.rpartition(":")[2])
+        with start_reading_nothing(
+            port, b"GET /v1/x HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        ) as client:
+            for _ in range(5):
+                missing = 16_000_000  # more than the buffers of the system hold
+                while missing > 0:
+                    missing -= len(client.recv(1_000_000))
+                server.tick()
+            assert not writer.left.is_set()
+
+            def has_left() -> bool:
+                server.tick()
+                return writer.left.is_set()
+
+            wait_until(has_left)

@@ -89,8 +89,15 @@ WAIT_SECONDS = 3_600.0
 """The time for which the upstream may send nothing. Clients have their own limit, and leave when it is reached."""
 READ_SECONDS = Limits().read_seconds
 """The time for which a client may send nothing of its body."""
+WRITE_SECONDS = Limits().write_seconds
+"""The time for which the upstream may read nothing of a request."""
 SLOW_BODY = f"no part of the request body arrived for {READ_SECONDS:g} seconds"
-TIMEOUTS = {"connect": CONNECT_SECONDS, **dict.fromkeys(("read", "write", "pool"), WAIT_SECONDS)}
+TIMEOUTS = {
+    "connect": CONNECT_SECONDS,
+    "read": WAIT_SECONDS,
+    "write": WRITE_SECONDS,
+    "pool": WAIT_SECONDS,
+}
 SEND_ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, ValueError)
 """What the client raises if a request cannot be sent."""
 MAX_CACHED_URLS = 256

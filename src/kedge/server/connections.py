@@ -6,6 +6,8 @@ them. HTTP connections and WebSockets are in one table, by their transports.
 """
 
 import asyncio
+import socket
+import struct
 import sys
 import time
 from contextlib import suppress
@@ -27,6 +29,8 @@ CONNECTION_SHARE = 0.8
 """The share of the descriptors that connections may use; databases, files and models need the others."""
 CLIENT_SHARE = 0.25
 """The share of the connections that one client may have, unless it is a trusted proxy."""
+ACKNOWLEDGED_AT = 120
+"""The place of ``tcpi_bytes_acked`` in the structure ``tcp_info`` of Linux."""
 LOG_SECONDS = 60.0
 """Seconds between two log records about too many connections."""
 
@@ -71,18 +75,20 @@ def name_client(address: IPv4Address | IPv6Address | None) -> str:
     return str(address or "a Unix socket")
 
 
-def measure_unsent(transport: asyncio.Transport) -> tuple[int, int]:
-    """Return how many bytes of a response wait in this process, and how many in the system, until the client reads."""
-    waiting = transport.get_write_buffer_size()
-    if not waiting or sys.platform != "linux":
-        return waiting, 0
-    import fcntl
-    import termios
+def measure_progress(transport: asyncio.Transport) -> tuple[int, int]:
+    """Return how many bytes wait for a client to read them, and how many its system has acknowledged so far.
 
-    waiting_in_system = bytearray(4)
-    with suppress(OSError, ValueError):  # the connection has just ended
-        fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, waiting_in_system)
-    return waiting, int.from_bytes(waiting_in_system, sys.byteorder)
+    The first number may be the same again although the client reads, if the app writes as much. The second one, which
+    Linux has, is not.
+    """
+    waiting = transport.get_write_buffer_size()
+    acknowledged = 0
+    if waiting and sys.platform == "linux":
+        with suppress(OSError, struct.error):  # the connection has just ended, or is not TCP
+            client = transport.get_extra_info("socket")
+            info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ACKNOWLEDGED_AT + 8)
+            acknowledged = int(struct.unpack_from("=Q", info, ACKNOWLEDGED_AT)[0])
+    return waiting, acknowledged
 
 
 def close_transport(transport: asyncio.Transport) -> None:
@@ -103,10 +109,10 @@ class ClientConnections:
 
 
 @dataclass(slots=True)
-class UnsentData:
-    """What a connection could not send (`measure_unsent`), and since when it has not changed."""
+class UnreadResponse:
+    """How far a client has read a response that waits for it (`measure_progress`), and since when."""
 
-    size: tuple[int, int]
+    progress: tuple[int, int]
     since: float
 
 
@@ -131,7 +137,7 @@ class ConnectionTable(ServerState):
         self._client_of: dict[asyncio.Transport, ClientConnections] = {}
         self._idle: dict[asyncio.Transport, float] = {}
         """Since when connections wait for a request, the longest first."""
-        self._unsent: dict[asyncio.Transport, UnsentData] = {}
+        self._waiting: dict[asyncio.Transport, UnreadResponse] = {}
         self._logged_at = -LOG_SECONDS
         self._closed = 0
         self._rejected = 0
@@ -186,20 +192,20 @@ class ConnectionTable(ServerState):
     def close_unread(self, seconds: float) -> None:
         """Close the connections whose clients have read nothing of a response for a longer time."""
         now = time.monotonic()
-        unsent: dict[asyncio.Transport, UnsentData] = {}
+        waiting: dict[asyncio.Transport, UnreadResponse] = {}
         unread: list[asyncio.Transport] = []
         for transport in self._client_of:
-            size = measure_unsent(transport)
-            if not size[0]:
+            progress = measure_progress(transport)
+            if not progress[0]:
                 continue
-            known = self._unsent.get(transport)
-            if known is None or known.size != size:
-                unsent[transport] = UnsentData(size, now)
+            known = self._waiting.get(transport)
+            if known is None or known.progress != progress:
+                waiting[transport] = UnreadResponse(progress, now)
             elif now - known.since <= seconds:
-                unsent[transport] = known
+                waiting[transport] = known
             else:
                 unread.append(transport)
-        self._unsent = unsent
+        self._waiting = waiting
         for transport in unread:
             transport.abort()
         if unread:
