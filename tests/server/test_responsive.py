@@ -25,7 +25,7 @@ from kedge.server.storage import items as stored_items
 from kedge.testing import TestServer, serve
 from kedge.text.json_text import decode
 from server.conftest import open_client
-from server.waiting import TIMEOUT, wait_until, wait_until_async
+from server.waiting import TIMEOUT, SlowCall, wait_until, wait_until_async
 from server.websocket_client import connect_client
 
 MAX_DELTAS = 3_000_000
@@ -119,21 +119,6 @@ def test_several_models_that_never_wait_share_the_server() -> None:
             check_health(http)
             model.enough.set()
         assert model.was_stopped
-
-
-class SlowCall:
-    """A function that takes as long as the test lets it, wherever it is called."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-        self.started = threading.Event()
-        self.may_end = threading.Event()
-        self.was_stopped = True
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        self.started.set()
-        self.was_stopped = self.may_end.wait(5.0) and self.was_stopped
-        return self._function(*args, **options)
 
 
 def build_large_body(path: str) -> dict[str, Any]:

@@ -1,12 +1,16 @@
 """Tests of the JSON API: conversations, turns, chains, plans and statistics."""
 
 import json
+from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from for_each import for_each
+from kedge.web import openapi
+from server.waiting import TIMEOUT, SlowCall, wait_until
 from web.conftest import PageServer
 
 
@@ -241,6 +245,39 @@ def test_bodies_are_json_and_bounded(page: PageServer) -> None:
     assert page.client.post(path, content=b"{}", headers=compressed).status_code == 415
     flood = (b" " * 100_000 for _ in range(30))
     assert page.client.post(path, content=flood, headers=kind).status_code == 413
+    tags = {"title": "x", "tags": ["x"] * 20_000}
+    rejected = page.client.post(path, json=tags)
+    assert rejected.status_code == 413
+    assert "20,000 JSON values" in rejected.json()["error"]["message"]
+
+
+def test_large_bodies_and_answers_are_handled_beside_other_requests(
+    page: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message with attachments is parsed, and a long conversation encoded, while the page answers."""
+    name = page.create_conversation("Hello")
+    parse, encode = openapi._parse_body, openapi._encode_answer
+    slow_parser, slow_encoder = SlowCall(parse), SlowCall(encode)
+    monkeypatch.setattr(openapi, "_parse_body", slow_parser)
+    monkeypatch.setattr(openapi, "LARGE_BYTES", 1_000)
+    picture = "data:image/png;base64," + b64encode(b"\x89PNG" + b"x" * 1_000).decode()
+    turn = {"text": "Look", "attachments": [{"data": picture}]}
+    path = f"/api/conversations/{name}/turns"
+    with ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(page.client.post, path, json=turn)
+        wait_until(slow_parser.started.is_set)
+        assert page.client.get("/api/choices").status_code == 200
+        slow_parser.may_end.set()
+        assert sent.result(TIMEOUT).status_code == 200
+        monkeypatch.setattr(openapi, "_encode_answer", slow_encoder)
+        read = threads.submit(page.client.get, path)
+        wait_until(slow_encoder.started.is_set)
+        monkeypatch.setattr(openapi, "_encode_answer", encode)
+        assert page.client.get("/api/choices").status_code == 200
+        slow_encoder.may_end.set()
+        assert picture in read.result(TIMEOUT).text
+    assert slow_parser.was_stopped
+    assert slow_encoder.was_stopped
 
 
 def test_export_has_all_messages(page: PageServer) -> None:

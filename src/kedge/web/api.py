@@ -14,6 +14,7 @@ from kedge.conversation import Conversation
 from kedge.conversation.lookup import MODEL_KEY, add_candidates
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
+from kedge.event_loops.responsive import compute
 from kedge.server.sse import EventStreamResponse, encode_data
 from kedge.store.conversations import reject_scheduled
 from kedge.store.nodes import parse_position
@@ -131,7 +132,7 @@ async def search_messages(call: ApiCall, query: schemas.SearchQuery) -> shapes.S
     return shapes.SearchPage(data=data, limit=query.limit, offset=query.offset)
 
 
-@operation("GET", "/api/conversations/{id}/turns")
+@operation("GET", "/api/conversations/{id}/turns", is_large=True)
 async def read_turns(call: ApiCall, query: schemas.PathQuery) -> shapes.TurnPage:
     """Read the blocks of a conversation."""
     row = await call.store.conversation(call.id)
@@ -145,7 +146,7 @@ async def read_turns(call: ApiCall, query: schemas.PathQuery) -> shapes.TurnPage
     return shapes.TurnPage(
         conversation=row.id,
         node=node.id,
-        blocks=[dump_block(block) for block in blocks],
+        blocks=await compute(lambda: list(map(dump_block, blocks))),
         offset=offset,
         total=node.length,
     )

@@ -7,6 +7,7 @@ too. The OpenAPI document is generated from the same entries, so it cannot diffe
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast, get_args
 from urllib.parse import quote, unquote
 
@@ -19,17 +20,21 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from kedge import errors
+from kedge.event_loops.responsive import compute
 from kedge.server.errors import ApiError
 from kedge.server.http import collect_body
 from kedge.server.request_log import EscapedJSONResponse
 from kedge.server.settings import Limits
 from kedge.store import Store
+from kedge.text.large_json import LARGE_BYTES, MAX_ITEMS, count_values
 from kedge.web.security import SESSION_COOKIE, is_json
 from kedge.web.service import ConversationService, get_service
 from kedge.web.shapes import ErrorResponse
 
 MAX_BODY_BYTES = 2_000_000
 """The maximum size of a request body."""
+MAX_BODY_VALUES = MAX_ITEMS
+"""The maximum number of JSON values in a request body."""
 READ_SECONDS = Limits().read_seconds
 """The time to receive a request body."""
 
@@ -101,6 +106,8 @@ class Operation:
     errors: tuple[int, ...] = ()
     """Statuses of errors, in addition to those that follow from the parameters."""
     max_bytes: int = MAX_BODY_BYTES
+    is_large: bool = False
+    """Whether the answer may have megabytes; it is encoded in a thread."""
 
     @property
     def summary(self) -> str:
@@ -138,11 +145,24 @@ class Operation:
             inputs["query"] = self.query.model_validate(dict(request.query_params))
         if self.body:
             content = await read_body(request, self.max_bytes)
-            inputs["body"] = self.body.model_validate_json(content)
+            parse = partial(_parse_body, self.body, content)
+            inputs["body"] = await compute(parse, is_long=len(content) > LARGE_BYTES)
         answer = await self.handler(ApiCall(get_service(request), request), **inputs)
         if isinstance(answer, Response):
             return answer
-        return EscapedJSONResponse(answer.model_dump(mode="json"), self.status)
+        return await compute(partial(_encode_answer, answer, self.status), is_long=self.is_large)
+
+
+def _parse_body(model: type[BaseModel], content: bytes) -> BaseModel:
+    """Return a valid body; the values of a body are counted before they are created."""
+    if count_values(content) > MAX_BODY_VALUES:
+        message = f"the request body is limited to {MAX_BODY_VALUES:,} JSON values"
+        raise RequestError(413, "too_large", message)
+    return model.model_validate_json(content)
+
+
+def _encode_answer(answer: BaseModel, status: int) -> Response:
+    return EscapedJSONResponse(answer.model_dump(mode="json"), status)
 
 
 class RequestError(Exception):

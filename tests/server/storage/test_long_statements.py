@@ -13,7 +13,7 @@ from kedge.server.storage.database import SQLiteServerDatabase
 from kedge.server.storage.responses import ResponseRepository
 from kedge.testing import serve
 from server.conftest import open_client
-from server.waiting import TIMEOUT, wait_until, wait_until_async
+from server.waiting import GIVE_UP, TIMEOUT, wait_until, wait_until_async
 
 LARGE_TEXT = "word " * 250_000
 
@@ -85,7 +85,7 @@ def test_a_large_response_is_stored_beside_other_requests(
     def store_slowly(self: ResponseRepository, entry: Any, *args: Any, **options: Any) -> Any:
         if len(entry.input) > 1_000_000:
             started.set()
-            was_stopped.append(may_end.wait(5.0))
+            was_stopped.append(may_end.wait(GIVE_UP))
         return method(self, entry, *args, **options)
 
     monkeypatch.setattr(ResponseRepository, name, store_slowly)
