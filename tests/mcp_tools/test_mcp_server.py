@@ -302,6 +302,8 @@ async def test_http_needs_loopback_host_or_token(store: Store) -> None:
             assert compressed.status_code == 415
             large = await client.post(url, content=b" " * (MAX_BODY_BYTES + 1))
             assert (large.status_code, "1,000,000" in large.json()["error"]) == (413, True)
+            many = await client.post(url, content=b"[%b]" % (b"1," * 20_000))
+            assert (many.status_code, "20,000 JSON values" in many.json()["error"]) == (400, True)
             for header in (
                 {"host": "evil.example"},
                 {"origin": "http://evil.example"},

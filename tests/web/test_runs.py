@@ -3,10 +3,13 @@
 from typing import Any
 
 import httpx2
+import pytest
 
 from for_each import for_each
 from kedge.store import RequestRecord
 from kedge.turns import tool_call, user
+from kedge.web import runs
+from kedge.web.runs import RunRegistry, TurnRun
 from kedge.web.service import ConversationService
 from server.gated_model import GatedModel
 from server.waiting import wait_until
@@ -49,6 +52,32 @@ def test_turn_continues_without_its_client(gated: PageServer, gate: GatedModel) 
     runs = gated.get(f"/api/conversations/{name}/runs")
     assert runs == {"head": events[-1]["turn"]["node"], "data": []}
     assert gate.cancelled == []
+
+
+async def test_finished_runs_are_dropped_above_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest ones are dropped, by their number and by their events; the newest can always be followed."""
+    monkeypatch.setattr(runs, "MAX_FINISHED", 4)
+    monkeypatch.setattr(runs, "MAX_FINISHED_EVENTS", 100)
+    registry = RunRegistry()
+
+    async def drive(number: int) -> TurnRun:
+        async def work(run: TurnRun) -> dict[str, Any]:
+            for _ in range(number - 1):
+                run.publish({"type": "text"})
+            return {}
+
+        async def find_url(_: TurnRun) -> str:
+            return ""
+
+        run = registry.start(TurnRun("c", 0, "x"), work, find_url)
+        await run.wait()
+        return run
+
+    small = [await drive(1) for _ in range(5)]
+    assert [registry.get("c", run.id) is run for run in small] == [False, True, True, True, True]
+    large = [await drive(60), await drive(60), await drive(500)]
+    assert [registry.get("c", run.id) is run for run in large] == [False, False, True]
+    assert len([event async for event in large[-1].follow()]) == 500
 
 
 def test_stopped_turn_stores_partial_answer(gated: PageServer, gate: GatedModel) -> None:

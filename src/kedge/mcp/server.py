@@ -38,6 +38,7 @@ from kedge.server.request_log import FrontEnd, RequestMiddleware
 from kedge.server.settings import Limits
 from kedge.store import ConversationRow, Store
 from kedge.store.summaries import list_summaries
+from kedge.text.large_json import MAX_ITEMS, count_values
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
 from kedge.turns import Block, FilePart, ImagePart, Part, TextPart, ToolCallBlock, tool_call
 from kedge.turns.attachments import read_audio, split_data_url
@@ -290,6 +291,8 @@ def create_http_app(server: Server[Any], policy: AccessPolicy) -> ASGIApp:
             return
         try:
             body = await collect_body(scope, receive, MAX_BODY_BYTES, READ_SECONDS)
+            if count_values(body) > MAX_ITEMS:
+                raise errors.TOO_MANY_VALUES(most=MAX_ITEMS, items=MAX_ITEMS)
         except errors.ApiError as error:
             message = MESSAGES.get(error.template, error.message)
             await JSONResponse({"error": message}, error.status)(scope, receive, send)
@@ -317,6 +320,7 @@ MESSAGES: Mapping[errors.ErrorTemplate | None, str] = {
     errors.API_KEY_INVALID: "send the token as Authorization: Bearer TOKEN",
     errors.UNSUPPORTED_CONTENT_ENCODING: "send the body uncompressed, without a Content-Encoding header",
     errors.BODY_TOO_LARGE: f"the body is larger than {MAX_BODY_BYTES:,} bytes",
+    errors.TOO_MANY_VALUES: f"the body has more than {MAX_ITEMS:,} JSON values",
 }
 
 

@@ -48,6 +48,8 @@ EventDict = dict[str, Any]
 RunStatus = Literal["running", "done", "failed", "cancelled"]
 MAX_FINISHED = 50
 """The number of finished runs whose events can still be read."""
+MAX_FINISHED_EVENTS = 100_000
+"""The events of all of them together; the oldest runs are dropped first, the newest never."""
 HEARTBEAT_SECONDS = 15.0
 """Seconds without an event after which a follower gets a heartbeat."""
 
@@ -118,7 +120,7 @@ class RunRegistry:
 
     def __init__(self) -> None:
         self._running: dict[str, TurnRun] = {}
-        self._finished: deque[TurnRun] = deque(maxlen=MAX_FINISHED)
+        self._finished: deque[TurnRun] = deque()
 
     def start(self, run: TurnRun, work: Work, find_url: FindUrl) -> TurnRun:
         """Start a run.
@@ -163,9 +165,18 @@ class RunRegistry:
             run.finish("failed", {"type": "error", "code": "bug", "message": message, "url": ""})
         finally:
             del self._running[run.id]
-            self._finished.append(run)
             if run.status == "running":  # stopped again meanwhile
                 run.finish("cancelled", {"type": "cancelled", "url": ""})
+            self._retain(run)
+
+    def _retain(self, run: TurnRun) -> None:
+        """Retain a finished run, and drop the oldest ones above the limits."""
+        self._finished.append(run)
+        events = sum(each.log.next_number for each in self._finished)
+        while len(self._finished) > 1 and (
+            len(self._finished) > MAX_FINISHED or events > MAX_FINISHED_EVENTS
+        ):
+            events -= self._finished.popleft().log.next_number
 
 
 log = get_logger("kedge.server")
