@@ -334,6 +334,15 @@ def test_an_upload_that_does_not_continue_ends(
         connection.close()
 
 
+def test_a_tunnel_is_not_opened(
+    upstream: Upstream, proxy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A response to CONNECT would change the protocol, so the upstream receives no such request."""
+    assert request(proxy, "CONNECT", "/v1/models") == 400
+    assert upstream.seen == []
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_an_upload_that_the_upstream_does_not_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """An upstream that accepts a connection and reads nothing does not occupy the proxy for hours."""
     monkeypatch.setitem(proxy_app.TIMEOUTS, "write", 0.1)

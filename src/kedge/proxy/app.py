@@ -498,6 +498,10 @@ def _build_url(base: BaseUrl, scope: Scope) -> str:
         ValueError: It would not be below the base URL of the upstream.
     """
     raw = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").partition("?")[0]
+    if scope.get("method") == "CONNECT":  # a successful response would change the protocol
+        raise ValueError(
+            "CONNECT is followed by the name of a server, and the proxy opens no tunnels"
+        )
     if not raw.startswith("/v1/"):  # the route matches the decoded path
         raise ValueError("the path must begin with /v1/")
     return base.join(raw.removeprefix("/v1"), scope["query_string"].decode("latin-1"))
