@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar, cast
 
-from kedge.errors import InvalidSetting, describe_type
+from kedge.errors import InvalidSetting, InvalidType, describe_type
 
 T = TypeVar("T")
 MAX_VALUE_CHARS = 200
@@ -96,9 +96,9 @@ def check_number(name: str, value: object) -> None:
 
 
 def list_arguments(name: str, kind: type[T], values: Iterable[T]) -> list[T]:
-    """Return the elements of an argument that is a list, or raise ``InvalidSetting`` unless all have a type."""
+    """Return the elements of an argument that is a list, or raise ``InvalidType`` unless all have a type."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidSetting(
+        raise InvalidType(
             f"{name} must be a list of {kind.__name__}, not {describe_type(cast('object', values))}"
         )
     listed = list(values)
@@ -107,9 +107,9 @@ def list_arguments(name: str, kind: type[T], values: Iterable[T]) -> list[T]:
 
 
 def check_type(name: str, kind: type, *values: object) -> None:
-    """Raise ``InvalidSetting`` unless each of these values has a type."""
+    """Raise ``InvalidType`` unless each of these values has a type."""
     if wrong := [each for each in values if not isinstance(each, kind)]:
-        raise InvalidSetting(f"{name} must be {kind.__name__}, not {describe_type(wrong[0])}")
+        raise InvalidType(f"{name} must be {kind.__name__}, not {describe_type(wrong[0])}")
 
 
 def check_callback(name: str, function: Any) -> Any:

@@ -25,6 +25,7 @@
     ├── SchemaTooComplex           a JSON schema that the practice model cannot satisfy within its limits
     ├── InvalidSetting             an invalid setting or argument
     │   ├── InvalidBatch           ... an invalid batch file, or a line of it
+    │   ├── InvalidType            ... an argument of a wrong type
     │   ├── InvalidWorkflow        ... the parts of a workflow do not match
     │   └── UnknownSetting         ... no setting has this name
     ├── StoreError                 a store operation failed
@@ -223,6 +224,10 @@ class InvalidSetting(KedgeError, ValueError):
 
 class InvalidBatch(InvalidSetting):
     """A batch file is invalid; the message names the line and the problem."""
+
+
+class InvalidType(InvalidSetting, TypeError):
+    """An argument has a wrong type; the message names it and the types that it may have."""
 
 
 class InvalidWorkflow(InvalidSetting):

@@ -155,7 +155,7 @@ async def test_wrong_numbers_are_rejected_before_a_request(link: Link) -> None:
         with pytest.raises(InvalidSetting, match=f"{name} must be an integer of at least 0"):
             await link.send("One", **{name: value})
     options: list[tuple[dict[str, Any], str]] = [
-        ({"candidates": 5}, "candidates must be Iterable, not int"),
+        ({"candidates": 5}, "candidates must be a list of AnchorRecord, not int"),
         ({"tap": 5}, "tap must be a function that is not async, not 5"),
         ({"tap": link.send}, "tap must be a function that is not async, not <bound method"),
     ]

@@ -121,7 +121,7 @@ async def test_winner_must_be_a_side(store: Store, scripted: Any, connected: Any
         with pytest.raises(InvalidSetting, match=message):
             await debate("?", wrong, judge=lambda arguments: "tea", store=store)
     for wrong in (["?"], None, 5):
-        with pytest.raises(InvalidSetting, match="the question must be str, not "):
+        with pytest.raises(InvalidSetting, match="question must be str, not "):
             await debate(wrong, sides, judge=lambda arguments: "tea", store=store)
     for wrong in ({"name": 5}, {"brief": None}, {"engine": 5}):
         with pytest.raises(InvalidSetting, match="must be"):

@@ -250,8 +250,8 @@ async def test_invalid_arguments_are_rejected(store: Store, scripted: Any, conne
         ({"rounds": 0}, "rounds must be an integer of at least 1, not 0"),
         ({"rounds": 1.5}, "rounds must be an integer of at least 1, not 1.5"),
         ({"judge": 3}, "or a ModelJudge, not int"),
-        ({"task": user("Hello")}, "task and again must be str, not UserBlock"),
-        ({"again": None}, "task and again must be str, not NoneType"),
+        ({"task": user("Hello")}, "task must be str, not UserBlock"),
+        ({"again": None}, "again must be str, not NoneType"),
         ({"on_event": 3}, "on_event must be a function that is not async, not 3"),
         (
             {"on_event": refine},

@@ -49,6 +49,8 @@ from kedge.analytics.results import (
     Selection,
     Tokens,
 )
+from kedge.argument_types import checked
+from kedge.arguments import describe_value
 from kedge.database.transactions import Row, Tx, marks
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
@@ -89,6 +91,7 @@ _SIZES = (
 )  # fmt: skip
 
 
+@checked
 async def analyze(
     store: Store | StoreAddress,
     selection: Selection = ALL_RESPONSES,
@@ -114,6 +117,7 @@ async def analyze(
         )
 
 
+@checked
 async def analyze_over_time(
     store: Store | StoreAddress,
     selection: Selection = ALL_RESPONSES,
@@ -140,7 +144,8 @@ async def analyze_over_time(
     if width is not None and not 0 < width < math.inf:
         raise InvalidSetting("width must be a number of seconds above 0")
     if not 1 <= buckets <= MAX_BUCKETS:
-        raise InvalidSetting(f"buckets must be from 1 to {MAX_BUCKETS}, not {buckets}")
+        shown = describe_value(buckets)
+        raise InvalidSetting(f"buckets must be from 1 to {MAX_BUCKETS}, not {shown}")
     async with use_store(store) as opened:
         return await opened.database.read(
             lambda tx: _collect_buckets(tx, selection, buckets, width, prices)
@@ -234,6 +239,7 @@ def _resolve_span(tx: Tx, selection: Selection) -> tuple[float, float] | None:
     return (float(start), float(end)) if end > start else None
 
 
+@checked
 async def analyze_conversations(
     store: Store | StoreAddress,
     selection: Selection = ALL_RESPONSES,

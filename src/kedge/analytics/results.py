@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from kedge.argument_types import check_fields
 from kedge.arguments import check_times
 
 
@@ -29,6 +30,7 @@ class Selection:
 
     def __post_init__(self) -> None:
         check_times(since=self.since, until=self.until)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

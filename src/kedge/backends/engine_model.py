@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 from kedge import errors
+from kedge.arguments import check_positive_int, check_type
 from kedge.backends.items import DecryptReasoning, OutputEmitter, build_turn
 from kedge.engines import (
     AnthropicEngine,
@@ -134,6 +135,8 @@ class EngineModel:
         stateless: bool = False,
         params: Mapping[str, Any] | None = None,
     ) -> None:
+        check_type("engine", Engine, engine)
+        check_positive_int("window", window)
         self.name = name
         self.window = max(1, int(window / tokens))
         self.grace = DEFAULT_GRACE

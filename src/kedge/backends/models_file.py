@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from kedge.argument_types import checked
 from kedge.arguments import read_variable
 from kedge.backends.engine_model import DEFAULT_WINDOW, EngineModel
 from kedge.errors import CannotConnect, InvalidSetting, find_similar
@@ -33,6 +34,7 @@ BUILTIN_MODELS = ("practice", "script")
 """Models without an engine, which answer inside the server."""
 
 
+@checked
 def open_model(
     model: str,
     *,
@@ -129,6 +131,7 @@ class Models:
         object.__setattr__(self, "models", wrap_copy(self.models))
 
 
+@checked
 def load_models(path: str | Path) -> Models:
     """Load a TOML file of models.
 

@@ -24,6 +24,8 @@ from typing import IO, Any, Literal, Self, cast
 
 import msgspec
 
+from kedge.argument_types import check_fields, checked
+from kedge.arguments import check_type
 from kedge.engines import to_output_schema
 from kedge.errors import InvalidBatch, InvalidJSON, InvalidSetting
 from kedge.security.files import ensure_private_file
@@ -57,7 +59,10 @@ class BatchLine:
     """The JSON schema of each answer, if it has one."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompts", _check_prompts(self.prompts, f"line {self.id!r}"))
+        check_type("id of a line", str, self.id)
+        location = f"line {self.id!r}"
+        check_type(f"{location}: system and model", str, self.system, self.model)
+        object.__setattr__(self, "prompts", _check_prompts(self.prompts, location))
         object.__setattr__(self, "params", FrozenMap(self.params))
         if self.schema is not None:
             object.__setattr__(self, "schema", FrozenMap(self.schema))
@@ -134,6 +139,7 @@ def _check_schema(schema: object, location: str) -> dict[str, Any] | None:
     return checked
 
 
+@checked
 def read_lines(path: str | Path) -> list[BatchLine]:
     """Read the lines of a batch file.
 
@@ -228,6 +234,9 @@ class LineResult(msgspec.Struct, frozen=True):
     fingerprint: str = ""
     """A hash of the line's prompts, model and parameters; see ``BatchJob.fingerprint``."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as a line of the file."""
         return {
@@ -258,6 +267,7 @@ class Summary:
 class ResultsFile:
     """The results file, opened for appending."""
 
+    @checked
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._file: IO[bytes] | None = None

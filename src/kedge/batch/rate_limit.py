@@ -15,9 +15,10 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 from msgspec import Struct
 
+from kedge.arguments import check_count
 from kedge.engines import Engine
 from kedge.engines.base import Events, Request
-from kedge.errors import InvalidSetting, RateLimited
+from kedge.errors import RateLimited
 from kedge.events.run import AnswerFinished
 from kedge.middleware import BaseMiddleware
 from kedge.turns import Turn
@@ -57,8 +58,8 @@ class RateLimiter:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        if requests < 0 or tokens < 0:
-            raise InvalidSetting("a limit per minute must be 0 (no limit) or more")
+        check_count("requests", requests)
+        check_count("tokens", tokens)
         self.requests, self.tokens = requests, tokens
         self._clock, self._sleep = clock, sleep
         self._recent: deque[Permit] = deque()

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import anyio
 
+from kedge.argument_types import check_fields, checked
 from kedge.arguments import check_count, check_positive_int, validate_seconds
 from kedge.batch.files import (
     BatchLine,
@@ -35,7 +36,7 @@ from kedge.batch.rate_limit import RateLimiter
 from kedge.config import check_output_file
 from kedge.conversation import Conversation
 from kedge.engines import Engine
-from kedge.errors import InvalidBatch, KedgeError, KeyReused
+from kedge.errors import InvalidBatch, InvalidType, KedgeError, KeyReused, describe_type
 from kedge.middleware import retry, with_middleware
 from kedge.middleware.compose import Tools, resolve_tools
 from kedge.planning import find_running
@@ -71,6 +72,7 @@ class BatchJob:
     params: Mapping[str, Any] = EMPTY
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "params", FrozenMap(self.params))
 
     def to_dict(self) -> dict[str, Any]:
@@ -295,6 +297,7 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
+@checked
 async def run_batch(
     prompts: str | Path | Sequence[BatchLine],
     out: str | Path,
@@ -343,6 +346,8 @@ async def run_batch(
     check_count("requests_per_minute", requests_per_minute)
     check_count("tokens_per_minute", tokens_per_minute)
     validate_seconds(lease, "lease")
+    if runner is not None and not hasattr(runner, "run"):
+        raise InvalidType(f"runner must have the method run, not {describe_type(runner)}")
     check_output_file(Path(out), resolve_address(store_url))
     lines = list(prompts) if not isinstance(prompts, str | Path) else read_lines(prompts)
     if not all(isinstance(line, BatchLine) for line in lines):  # pyright: ignore[reportUnnecessaryIsInstance]

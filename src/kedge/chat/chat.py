@@ -13,6 +13,7 @@ from typing import Any, Generic, Unpack
 from msgspec import structs
 from typing_extensions import TypeForm, TypeVar
 
+from kedge.argument_types import checked
 from kedge.chat.state import (
     ChatState,
     DiscardedState,
@@ -212,6 +213,7 @@ class Chat(AsyncResource):
         ```
     """
 
+    @checked
     def __init__(
         self,
         engine: Engine | str,

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec.structs import force_setattr, replace
 
+from kedge.argument_types import checked
 from kedge.engines import Engine
 from kedge.errors import InvalidSetting, UnsupportedBlock
 from kedge.event_loops import await_value
@@ -378,6 +379,7 @@ class AllTriggers(TriggerGroup):
 OVER_LIMIT_NOTE = "the newest exchange alone exceeds the limit; it remains complete"
 
 
+@checked
 def advance_to_first_user_message(blocks: Sequence[Block], start: int = 0) -> tuple[Block, ...]:
     """Return the blocks from the first user block at or after an index on.
 
@@ -394,6 +396,7 @@ def advance_to_first_user_message(blocks: Sequence[Block], start: int = 0) -> tu
     return ()
 
 
+@checked
 def cut_points(blocks: Sequence[Block]) -> list[int]:
     """Return every index at which the history may begin, in order; the last is the newest exchange."""
     pairing, points = ToolPairing(), list[int]()

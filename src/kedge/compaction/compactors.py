@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 from msgspec.structs import replace
 
+from kedge.argument_types import checked
 from kedge.arguments import check_choice, check_positive_int
 from kedge.compaction import base
 from kedge.compaction.base import CompactionRequest, CompactionResult, Replacement, component_name
@@ -63,6 +64,7 @@ async def run_compactor(compactor: base.Compactor, request: CompactionRequest) -
     return base.unchanged_result(request, by, f"{by} failed ({defect}); nothing was changed")
 
 
+@checked
 async def compact_turn(
     turn: Turn,
     compactor: base.Compactor,
@@ -323,6 +325,10 @@ class MessageLimitCompactor(base.LimitCompactor):
 DEFAULT_TARGET_RATIO = 0.75
 
 
+MAX_TOKENS = 2**53
+"""The largest limit of tokens, of which a float can represent every part."""
+
+
 class TokenLimitCompactor(base.LimitCompactor):
     """Removes the oldest exchanges when there are too many tokens. Also a trigger and a strategy.
 
@@ -347,7 +353,7 @@ class TokenLimitCompactor(base.LimitCompactor):
         *,
         counter: TokenCounter | ProviderCounter | None = None,
     ) -> None:
-        self.max_tokens = check_positive_int("max_tokens", max_tokens)
+        self.max_tokens = check_positive_int("max_tokens", max_tokens, maximum=MAX_TOKENS)
         if target_tokens is None:
             target_tokens = max(1, int(max_tokens * DEFAULT_TARGET_RATIO))
         self.target_tokens = check_positive_int("target_tokens", target_tokens, maximum=max_tokens)

@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from kedge.argument_types import checked
 from kedge.arguments import check_positive_int
 from kedge.compaction.base import (
     CompactionRequest,
@@ -146,6 +147,7 @@ def build_summary_block(text: str, old: Sequence[Block]) -> UserBlock:
     return user(summary, origin=SUMMARY_ORIGIN, metadata={SUMMARY_KEY: covered})
 
 
+@checked
 def is_summary(block: Block) -> bool:
     """Return whether a block is a summary of earlier ones."""
     covered = block.metadata.get(SUMMARY_KEY)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
+from kedge.argument_types import checked
 from kedge.arguments import read_variable
 from kedge.config.settings import OTHER_VARIABLES, Scalar, format_value
 from kedge.config.settings import SETTINGS as SETTINGS
@@ -306,6 +307,7 @@ class Config:
         return (self.find(name) for name in SETTINGS)
 
 
+@checked
 def load_config(environ: Mapping[str, str] = os.environ) -> Config:
     """Load the configuration file and the environment.
 

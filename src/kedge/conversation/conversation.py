@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, get_args
 from msgspec.structs import replace
 from typing_extensions import TypeForm, TypeVar
 
-from kedge.arguments import check_choice, validate_seconds
+from kedge.argument_types import checked
+from kedge.arguments import check_callback, check_choice, check_type, validate_seconds
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
 from kedge.conversation import lookup
 from kedge.conversation.checkpoint import Checkpoint
@@ -47,7 +48,7 @@ from kedge.engines.reply import answer_text, read_output
 from kedge.engines.request_log import CostFunction
 from kedge.engines.request_options import RequestOptions, list_options
 from kedge.engines.responses import delete_unused_objects
-from kedge.errors import HeadConflict, InvalidSetting, OutputInvalid
+from kedge.errors import HeadConflict, InvalidSetting, InvalidTurn, OutputInvalid, describe_type
 from kedge.event_loops import SharedLock, SharedResource
 from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware
 from kedge.planning import Mode, RequestPlan, check_added_results
@@ -162,7 +163,7 @@ class Conversation(LazyConversation):
             title, tags=tags, mode=mode, retention=retention, ttl=ttl, data=data, id=id or ""
         )
         self._given_turn = _as_turn(blocks)
-        self.price = price
+        self.price = None if price is None else check_callback("price", price)
         self.lease = validate_seconds(lease, "lease") or DEFAULT_LEASE
         self._is_queued = concurrent == "queue"
         if isinstance(model, Store):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -253,6 +254,7 @@ class Conversation(LazyConversation):
 
     # Sending
 
+    @checked
     async def send(
         self,
         *messages: Block | str,
@@ -288,6 +290,7 @@ class Conversation(LazyConversation):
         options.setdefault("streaming", False)
         return await self.stream(*messages, key=key, at=at, output=output, **options).finish()
 
+    @checked
     def stream(
         self,
         *messages: Block | str,
@@ -307,6 +310,7 @@ class Conversation(LazyConversation):
         run = partial(self._run_once, key, blocks, at is not None) if key else self._run
         return self._open_stream(partial(run, build_task), output, options)
 
+    @checked
     async def resume(
         self,
         node: int | Node | None = None,
@@ -330,6 +334,7 @@ class Conversation(LazyConversation):
         options.setdefault("streaming", False)
         return await self.stream_resume(node, output=output, **options).finish()
 
+    @checked
     def stream_resume(
         self,
         node: int | Node | None = None,
@@ -361,6 +366,7 @@ class Conversation(LazyConversation):
         row = await self._find_row()
         return await self.store.pending(row) if row else ()
 
+    @checked
     async def append(self, *messages: Block | str, kind: NodeKind = "added") -> Node:
         """Add blocks without a request.
 
@@ -379,6 +385,7 @@ class Conversation(LazyConversation):
         blocks = _filter_blocks(self.engine, map(_as_block, messages))
         return await self._change_turn(lambda turn: turn.append(*blocks), kind)
 
+    @checked
     def plan(self, *messages: Block | str, **options: Unpack[RequestOptions]) -> RequestPlan:
         """Return the plan of the request that ``send`` would send: a dry run.
 
@@ -398,6 +405,7 @@ class Conversation(LazyConversation):
             return replace(plan, conditional=True)
         return plan
 
+    @checked
     async def probe_and_plan(
         self, *messages: Block | str, **options: Unpack[RequestOptions]
     ) -> RequestPlan:
@@ -440,6 +448,7 @@ class Conversation(LazyConversation):
         row = await self._find_row()
         return await self.store.path(row, self.head) if row else ()
 
+    @checked
     async def diff(self, other: "Conversation | SyncConversation | Position") -> TurnDiff:
         """Return how another conversation or branch differs from this one.
 
@@ -458,6 +467,7 @@ class Conversation(LazyConversation):
             return diff(turn, (await self.store.load(self.row, node.id)).turn().take(length))
         return diff(turn, await _get_async(other)._require_turn())  # noqa: SLF001
 
+    @checked
     async def goto(self, at: Position) -> Self:
         """Move the head to another node; the nodes after it remain in the tree.
 
@@ -477,6 +487,7 @@ class Conversation(LazyConversation):
             await self._change_turn(lambda turn: turn.take(length))
         return self
 
+    @checked
     async def fork(self, at: Position | None = None, *, title: str = "") -> Self:
         """Create a conversation that continues from here or from an earlier point.
 
@@ -532,6 +543,7 @@ class Conversation(LazyConversation):
         self._undone = tuple(undone)
         return self
 
+    @checked
     async def insert(self, index: int, *messages: Block | str) -> Node:
         """Insert blocks before an index, as ``list.insert`` does; nothing is sent.
 
@@ -549,6 +561,7 @@ class Conversation(LazyConversation):
         blocks = _filter_blocks(self.engine, map(_as_block, messages))
         return await self._change_turn(lambda turn: turn.insert(index, *blocks))
 
+    @checked
     async def remove(self, *blocks: Block | str) -> Node:
         """Remove blocks; the other blocks remain.
 
@@ -564,6 +577,7 @@ class Conversation(LazyConversation):
         """
         return await self._change_turn(lambda turn: turn.remove(*blocks))
 
+    @checked
     async def truncate(self, length: int | Block | str) -> Node:
         """Remove all blocks after the first ones.
 
@@ -580,6 +594,7 @@ class Conversation(LazyConversation):
         """
         return await self._change_turn(lambda turn: turn.truncate(length))
 
+    @checked
     async def edit(self, old: Block | str, new: Block | str) -> Node:
         """Replace a block; the blocks after it remain.
 
@@ -641,6 +656,7 @@ class Conversation(LazyConversation):
         run = partial(self._run, self._build_regenerate_task)
         return self._open_stream(run, output, options)
 
+    @checked
     async def merge_summary_of(
         self, other: "Conversation | SyncConversation | int | Node", *, ask: str = SUMMARY_PROMPT
     ) -> Node:
@@ -675,18 +691,23 @@ class Conversation(LazyConversation):
 
     # Administration
 
+    @checked
     async def rename(self, title: str) -> None:
         """Change the title."""
         await self.update_with(lambda _: {"title": title})
 
+    @checked
     async def tag(self, *tags: str) -> None:
         """Add tags."""
         await self.update_with(lambda row: {"tags": (*row.tags, *tags)})
 
+    @checked
     async def untag(self, *tags: str) -> None:
         """Remove tags."""
+        check_type("tags", str, *tags)
         await self.update_with(lambda row: {"tags": [tag for tag in row.tags if tag not in tags]})
 
+    @checked
     async def archive(self, archived: bool = True) -> None:
         """Archive the conversation, or restore it with ``archived=False``."""
         await self.update_with(lambda _: {"archived": archived})
@@ -715,6 +736,7 @@ class Conversation(LazyConversation):
         """
         await self.update_with(lambda _: {"retention": seconds})
 
+    @checked
     async def update_with(self, compute: Callable[[ConversationRow], Mapping[str, Any]]) -> None:
         """Change members of the conversation that depend on their present values; see ``Store.update_with``.
 
@@ -1033,7 +1055,12 @@ class Conversation(LazyConversation):
 
 
 def _get_async(other: "Conversation | SyncConversation") -> Conversation:
-    return other if isinstance(other, Conversation) else other._target  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    from kedge.conversation.sync import SyncConversation  # imports this module
+
+    if isinstance(other, SyncConversation):
+        return other._target  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    check_type("other", Conversation, other)
+    return other
 
 
 def _check_id(id: object, ttl: object, *, has_store: bool) -> None:  # noqa: A002
@@ -1060,6 +1087,8 @@ def _as_turn(messages: Block | str | Iterable[Block | str]) -> Turn:
     if isinstance(messages, Turn):
         return messages
     listed = [messages] if isinstance(messages, str | Block) else messages
+    if not isinstance(listed, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidTurn(f"blocks must be blocks or texts, not {describe_type(listed)}")
     return Turn(map(_as_block, listed))  # which checks them
 
 

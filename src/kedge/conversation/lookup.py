@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from kedge.argument_types import checked
 from kedge.engines import Engine, Request, unwrap
-from kedge.errors import NotInStore
+from kedge.errors import InvalidType, NotInStore, describe_type
 from kedge.middleware.compose import StackLayer
 from kedge.planning import AnchorRecord, covered_count, find_problems, get_state
 from kedge.planning.anchors import base_scope, matches_prefix
@@ -60,6 +61,8 @@ async def find_position(
     if isinstance(at, int | Node):
         node = await store.find_node(row, get_node_number(row, at))
         return node, node.length
+    if not isinstance(at, str | Block):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidType(f"a position is a node, a block or an id, not {describe_type(at)}")
     block_id = at if isinstance(at, str) else at.id
     index = next((i for i, block in enumerate(blocks) if block.id == block_id), None)
     if index is None:
@@ -83,6 +86,8 @@ def get_node_number(row: ConversationRow, node: int | Node) -> int:
     """
     if isinstance(node, int):
         return node
+    if not isinstance(node, Node):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidType(f"a node or its number is needed, not {describe_type(node)}")
     if node.tree != row.tree:
         raise NotInStore(f"node {node.id} belongs to another conversation, not to {row.id!r}")
     return node.id
@@ -168,6 +173,7 @@ def _find_pending_question(pending: Sequence[Node], head: int) -> int:
     raise NotInStore(f"there is no unanswered question at the head of this conversation{further}")
 
 
+@checked
 def with_stored_anchors(
     store: Store | StoreAddress, get_retention: Callable[[], float | None] = lambda: None
 ) -> Callable[[Engine], StackLayer]:
@@ -207,6 +213,7 @@ class _StoredAnchors(StackLayer):
         await self._shared_store.aclose()
 
 
+@checked
 async def find_anchors(
     store: Store | StoreAddress, turn: Turn, scope: str, retention: float | None = None
 ) -> list[AnchorRecord]:

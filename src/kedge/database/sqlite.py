@@ -258,6 +258,8 @@ class SQLiteDatabase(Database):
                 connection.execute(f"PRAGMA busy_timeout = {int(self._wait_seconds * 1000)}")
         except UnicodeEncodeError as error:
             raise InvalidSetting("a value contains a lone surrogate; remove it") from error
+        except OverflowError as error:
+            raise InvalidSetting("a number is too large: it has more than 64 bits") from error
         except sqlite3.Error as error:
             failure = translate_error(error, self.path)
             if isinstance(failure, WRITE_ERRORS) and not self._read_only:

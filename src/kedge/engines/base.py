@@ -31,7 +31,7 @@ from kedge.engines.request_options import (
     list_options,
     split_tools,
 )
-from kedge.errors import EngineError, InvalidTurn, KedgeError, describe_type
+from kedge.errors import EngineError, InvalidTurn, KedgeError
 from kedge.event_loops import AsyncResource
 from kedge.events import Event, ResponseStarted, TextDelta, Usage
 from kedge.events import run as run_events
@@ -41,6 +41,7 @@ from kedge.observe.logs import BOUND_FIELDS
 from kedge.planning import AnchorRecord, RequestPlan, find_running, get_state, record_response
 from kedge.schemas.output_schema import OutputSchema
 from kedge.turns import Block, Turn
+from kedge.turns.turn import check_turn
 
 if TYPE_CHECKING:
     from kedge.engines.sync import SyncEngine
@@ -529,13 +530,6 @@ class Stream(RunStream[Turn], Generic[OutputT]):
 
 Middleware = Callable[[Engine], Engine]
 """Wraps an Engine and is an Engine."""
-
-
-def check_turn(turn: Turn) -> None:
-    """Raise ``InvalidTurn`` if the argument of an engine is not a Turn."""
-    if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
-        problem = f"an engine sends a Turn, not {describe_type(turn)}"
-        raise InvalidTurn(f'{problem}; write Turn([user("…")])')
 
 
 def require_running(turn: Turn, scope: str | None = None) -> AnchorRecord:

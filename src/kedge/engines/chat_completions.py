@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kedge import turns
+from kedge.argument_types import checked
 from kedge.engines import param_rules
 from kedge.engines.base import Request
 from kedge.engines.param_rules import STATELESS_PARAMS, Members, ParamRules, omit
@@ -29,6 +30,7 @@ RESENT_MEMBERS = ("reasoning_details", "extra_content", "thought_signature")
 _REASONING_MEMBERS = ("reasoning_content", "reasoning_details")
 
 
+@checked
 def messages_from_blocks(blocks: Iterable[turns.Block]) -> list[Message]:
     """Convert blocks to messages of the Chat Completions API: the reverse of ``blocks_from_messages``.
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Required, TypedDict, Unpack
 from msgspec.structs import replace
 
 from kedge import errors, planning
-from kedge.engines.base import Engine, Events, Request, check_turn
+from kedge.engines.base import Engine, Events, Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.http_errors import get_request_id, is_permanent_failure
 from kedge.engines.request_log import PromptMonitor, record_calls, record_error, record_healing
@@ -45,6 +45,7 @@ from kedge.planning.render import measure_full_body
 from kedge.schemas.json_schema import infer_tool_name
 from kedge.text.large_json import LARGE_BYTES
 from kedge.turns import Block, Turn, system
+from kedge.turns.turn import check_turn
 
 if TYPE_CHECKING:
     from kedge.events import AnthropicDecoder, ChatDecoder, ResponsesDecoder

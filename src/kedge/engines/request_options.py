@@ -24,7 +24,8 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 import msgspec
 from msgspec.structs import force_setattr
 
-from kedge.arguments import check_callback, check_count, check_type
+from kedge.argument_types import check_members
+from kedge.arguments import check_callback, check_count, list_arguments
 from kedge.errors import InvalidSetting, UnsupportedParameter, describe_type
 from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import AnchorRecord, Mode, RequestPlan
@@ -540,8 +541,13 @@ def _define_tools(tools: OfferedTools) -> tuple[Mapping[str, Any], ...]:
 
 
 def _list_candidates(given: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
-    check_type("candidates", Iterable, given)
-    return tuple(given)
+    return tuple(list_arguments("candidates", AnchorRecord, given))
+
+
+def _check_value(name: str, value: Any) -> Any:
+    """Return the value of an option, or raise ``InvalidSetting`` if it has another type than in ``RequestOptions``."""
+    check_members({name: value}, RequestOptions)
+    return value
 
 
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
@@ -551,6 +557,11 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "tools": _define_tools,
     "candidates": _list_candidates,
     "tap": lambda tap: None if tap is None else check_callback("tap", tap),
+    "before_send": partial(_check_value, "before_send"),
+    "heal": partial(_check_value, "heal"),
+    "keep_reasoning": partial(_check_value, "keep_reasoning"),
+    "model": partial(_check_value, "model"),
+    "streaming": partial(_check_value, "streaming"),
     "ephemeral": _join_ephemeral,
 }
 """Checks and converts the options that a caller may write in several forms."""

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 from anyio import CancelScope, to_thread
 
-from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamTooLarge
+from kedge.argument_types import checked
+from kedge.errors import EngineError, InvalidType, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.event_loops.responsive import TimeSlice, compute
 from kedge.incremental.exchange import Chainer, Exchange, is_idempotency_key, limit_codings
 from kedge.incremental.index import AnchorIndex, StoreIndex
@@ -53,6 +54,7 @@ RETAINED_BYTES = "kedge.retained_bytes"
 """The request extension with the bytes of the response that its observer retains."""
 
 
+@checked
 def chain(
     client: ClientT,
     *,
@@ -89,7 +91,7 @@ def chain(
         The same client.
 
     Raises:
-        TypeError: The client cannot be chained, or both `store` and `index` are passed.
+        InvalidType: The client cannot be chained, or both `store` and `index` are passed.
         StoreError: The store cannot be opened.
         InvalidSetting: `retention`, `max_depth` or `trust` has an invalid value, or `KEDGE_MAX_RESPONSE_BYTES` in
             the environment.
@@ -103,7 +105,7 @@ def chain(
     """
     http_client, library = _get_http_client(client)
     if store is not None and index is not None:
-        raise TypeError("kedge.chain accepts a store or an index, not both")
+        raise InvalidType("kedge.chain accepts a store or an index, not both")
     previous = _find_chainer(http_client)
     if index is None and previous is not None and previous.opened is None:
         index = previous.index
@@ -150,11 +152,11 @@ def chain_report(client: object) -> ChainReport:
         Totals and the newest requests.
 
     Raises:
-        TypeError: The client is not chained.
+        InvalidType: The client is not chained.
     """
     chainer = _find_chainer(_get_http_client(client)[0])
     if chainer is None:
-        raise TypeError("this client is not chained; call kedge.chain(client) first")
+        raise InvalidType("this client is not chained; call kedge.chain(client) first")
     return chainer.report.build()
 
 
@@ -166,7 +168,7 @@ def _get_http_client(client: object) -> tuple[Any, Any]:
             root = base.__module__.partition(".")[0]
             if root in ("httpx2", "httpx") and base.__name__ in ("Client", "AsyncClient"):
                 return candidate, import_module(root)
-    raise TypeError(
+    raise InvalidType(
         f"kedge.chain accepts an OpenAI client or an httpx2 client, not {type(client).__name__}"
     )
 

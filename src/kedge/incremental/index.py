@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from kedge.arguments import check_positive_int
 from kedge.database.transactions import Tx
 from kedge.errors import StoreBusy, StoreError
 from kedge.observe import get_logger
@@ -75,6 +76,7 @@ class MemoryIndex:
     """Whether calls wait for a disk or a network; asynchronous clients use worker threads for them."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        check_positive_int("max_entries", max_entries)
         self._by_id = BoundedDict[tuple[str, str], IndexedResponse](max_entries)
         self._by_digest = BoundedDict[tuple[str, str], IndexedResponse](max_entries)
         """The newest response with each digest, also after it was lost or replaced."""
@@ -142,7 +144,7 @@ class StoreIndex:
     """
 
     def __init__(self, store: Store | StoreAddress, max_entries: int = MAX_ENTRIES) -> None:
-        self._max_entries = max_entries
+        self._max_entries = check_positive_int("max_entries", max_entries)
         self._added = 0
         self._retry_at = 0.0
         self._inline_at = 0.0

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+from kedge.argument_types import checked
 from kedge.errors import CannotConnect, describe_extra
 from kedge.event_loops import run_sync
 from kedge.tools import Toolbox
@@ -47,6 +48,7 @@ class McpTools:
         run_sync(self.__aexit__(None, None, None))
 
 
+@checked
 def mcp_tools(
     server: str | Sequence[str],
     *,

@@ -347,6 +347,7 @@ def hash_settings(body: Mapping[str, Any]) -> int:
     members = {name: body[name] for name in body if name not in _UNCOUNTED_MEMBERS}
     try:
         form = _encode_sorted(members)
-    except UnicodeEncodeError:  # a lone surrogate
-        form = json.dumps(members, default=to_encodable, sort_keys=True).encode()
+    except (UnicodeEncodeError, TypeError):  # a lone surrogate, or a key that is a number
+        as_sent = json.loads(json.dumps(members, default=to_encodable))
+        form = json.dumps(as_sent, sort_keys=True).encode()
     return int.from_bytes(hashlib.blake2b(form, digest_size=6).digest())

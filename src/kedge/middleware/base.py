@@ -17,6 +17,8 @@ from inspect import isawaitable, iscoroutine
 from itertools import zip_longest
 from typing import Any, Literal
 
+from kedge.argument_types import checked
+from kedge.arguments import check_type
 from kedge.engines.base import Engine, Events, Middleware, Request, list_stack
 from kedge.errors import InvalidSetting, InvalidTurn
 from kedge.events.run import TurnFinished
@@ -102,6 +104,7 @@ class BaseMiddleware(Engine):
 TurnTransform = Callable[[Turn], Turn | Awaitable[Turn]]
 
 
+@checked
 def two_phase(
     before: TurnTransform | None = None, after: TurnTransform | None = None, *, name: str = ""
 ) -> Middleware:
@@ -115,6 +118,7 @@ def two_phase(
     Returns:
         A middleware for ``with_middleware``.
     """
+    check_type("name", str, name)
     label = name or getattr(before or after, "__name__", "") or "two_phase"
     return lambda engine: _TwoPhase(engine, before, after, label)
 
@@ -200,6 +204,7 @@ INTERRUPTED = "This call was interrupted: the tool was not run, or its result wa
 UnansweredPolicy = Literal["complete", "remove"]
 
 
+@checked
 def repair(unanswered: UnansweredPolicy = "complete") -> Middleware:
     """Complete or remove calls without a result, and remove results without a call.
 

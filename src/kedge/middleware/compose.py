@@ -22,8 +22,9 @@ from typing import Any, TypedDict, Unpack, cast
 
 from msgspec import structs
 
+from kedge.argument_types import checked
 from kedge.compaction import Compactor
-from kedge.engines.base import Engine, Events, Middleware, Request, check_turn, find_filters
+from kedge.engines.base import Engine, Events, Middleware, Request, find_filters
 from kedge.engines.request_options import ContentFilter, ContentFilters, ResendLimit, TurnProbe
 from kedge.errors import InvalidSetting, UnknownSetting, describe_type
 from kedge.events.run import TurnEdited, TurnFinished
@@ -37,11 +38,13 @@ from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver, Toolbox, Toolset
 from kedge.tools.tool import build_toolbox
 from kedge.turns import Turn, TurnDiff, diff
+from kedge.turns.turn import check_turn
 
 FILTERED_BY = "guard"
 """The reported name of changes by content filters."""
 
 
+@checked
 def with_middleware(engine: Engine, *middlewares: Middleware) -> Engine:
     """Wrap an engine in middleware.
 

@@ -30,7 +30,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from msgspec import structs
 
 from kedge import turns
-from kedge.arguments import check_choice
+from kedge.arguments import check_choice, check_type
 from kedge.engines.base import Events, Middleware, Request
 from kedge.engines.request_options import ContentFilter, ContentFilters, Phase
 from kedge.errors import Blocked, EngineError, InvalidSetting
@@ -124,6 +124,7 @@ def redact(
             f"a guard rule needs a valid regular expression and replacement: {error}; "
             "re.escape(text) makes a pattern of plain text"
         ) from error
+    check_type("name", str, name)
     name = name or compiled.pattern
     return GuardRule(name, lambda text: compiled.sub(replacement, text), direction)
 

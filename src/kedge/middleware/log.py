@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
+from kedge.argument_types import checked
 from kedge.engines.base import Events, Middleware, Request
 from kedge.errors import KedgeError
 from kedge.events import Event, ResponseStarted
@@ -20,6 +21,7 @@ from kedge.observe import TRACE, Logger, get_logger
 from kedge.turns import Turn
 
 
+@checked
 def log(name: str = "kedge.run") -> Middleware:
     """Log the events of each run.
 
@@ -83,6 +85,7 @@ def describe_event(event: Event) -> tuple[int, str, dict[str, Any]]:
 ResponseIdCallback = Callable[[str], Awaitable[object] | object]
 
 
+@checked
 def on_response_started(callback: ResponseIdCallback) -> Middleware:
     """Call a function with the id of each response as soon as the server has started it.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from kedge.argument_types import checked
 from kedge.arguments import check_positive_int
 from kedge.engines.base import Events, Middleware, Request
 from kedge.errors import EngineError, InvalidSetting
@@ -27,6 +28,7 @@ log = get_logger(__name__)
 Sleep = Callable[[float], Awaitable[None]]
 
 
+@checked
 def retry(
     attempts: int = 3, *, first: float = 0.5, longest: float = 30.0, sleep: Sleep = anyio.sleep
 ) -> Middleware:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
+from kedge.argument_types import checked
 from kedge.arguments import read_variable
 from kedge.engines.base import Events, Middleware, Request, unwrap
 from kedge.engines.request_log import RequestLog
@@ -54,6 +55,7 @@ _REQUEST_ATTRIBUTES = {
 _FAILED_OUTCOMES = frozenset({"failed", "timeout", "invalid", "unknown", "cancelled", "refused"})
 
 
+@checked
 def trace(
     tracer: "Tracer | None" = None, *, content: bool | None = None, agent: str = ""
 ) -> Middleware:

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from kedge.arguments import check_type
 from kedge.errors import InvalidSetting
 from kedge.text.display import escape_text
 
@@ -74,6 +75,7 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
 
 def get_logger(name: str) -> Logger:
     """Return the logger of this name, which accepts fields as keyword arguments."""
+    check_type("name", str, name)
     return Logger(logging.getLogger(name), {})
 
 
@@ -185,6 +187,7 @@ def log_to_stderr(
     Raises:
         InvalidSetting: The level or the format is unknown.
     """
+    check_type("level and form", str, level, form)
     if level not in LOG_LEVELS:
         raise InvalidSetting(f"unknown log level {level!r}; use one of {', '.join(LOG_LEVELS)}")
     if form not in LOG_FORMATS:

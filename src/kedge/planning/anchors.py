@@ -19,13 +19,14 @@ from msgspec import structs
 from msgspec.structs import force_setattr, replace
 from typing_extensions import TypeIs
 
+from kedge.argument_types import checked
 from kedge.arguments import check_choice
 from kedge.observe import get_logger
 from kedge.planning.digests import PrefixIndex, derived_digests, get_prefix_index, prefix_digest
 from kedge.turns import Block, Source, Turn
 from kedge.turns.blocks import ENGINE
 from kedge.turns.frozen_json import add_frozen, thaw
-from kedge.turns.turn import replace_data
+from kedge.turns.turn import check_turn, replace_data
 
 if TYPE_CHECKING:
     from kedge.events import RequestRecord
@@ -433,6 +434,7 @@ def get_state(turn: Turn) -> ConversationState:
     Returns:
         Its state; an empty one if it has none, or none that can be parsed.
     """
+    check_turn(turn)
     value = turn.data.get(STATE_KEY)
     if isinstance(value, ConversationState):
         return value
@@ -523,6 +525,7 @@ MAX_STALE_ANCHORS = 64
 """The number of records that no longer match and are retained, in case an edit is undone."""
 
 
+@checked
 def tag_blocks(blocks: Iterable[Block], response_id: str) -> list[Block]:
     """Tag blocks with the response that produced them and their position in its output.
 
@@ -632,6 +635,7 @@ def record_response(
 _get_status = attrgetter("status")
 
 
+@checked
 def find_running(turn: Turn, scope: str | None = None) -> AnchorRecord | None:
     """Return the record of the response that answers a Turn and is still generated in the background.
 

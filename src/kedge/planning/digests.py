@@ -38,6 +38,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
+from kedge.argument_types import checked
 from kedge.errors import UnsupportedBlock
 from kedge.text.json_text import encode_escaped, encode_sorted, encode_string
 from kedge.turns import (
@@ -69,7 +70,7 @@ from kedge.turns.server_fields import (
     select_members,
     strip_server_fields,
 )
-from kedge.turns.turn import cache_index, get_cached_index
+from kedge.turns.turn import cache_index, check_turn, get_cached_index
 
 CanonicalForm = dict[str, Any]
 
@@ -569,6 +570,7 @@ _TRACKED_TYPES = frozenset({ToolCallBlock, ToolResultBlock, OpaqueBlock})
 
 def get_prefix_index(turn: Turn) -> PrefixIndex:
     """Return the index of this Turn's body; it may cover more, if a longer Turn shares it."""
+    check_turn(turn)
     index, indexed = get_cached_index(turn)
     if not isinstance(index, PrefixIndex):
         index, indexed = PrefixIndex(), 0
@@ -592,6 +594,7 @@ def extend_index(
     return index
 
 
+@checked
 def prefix_digest(turn: Turn, count: int | None = None) -> str:
     """Return the digest of a prefix of the Turn.
 

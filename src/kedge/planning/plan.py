@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from kedge.argument_types import checked
 from kedge.errors import Unsendable
 from kedge.planning.anchors import (
     AnchorRecord,
@@ -334,6 +335,7 @@ def plan_request(
     )
 
 
+@checked
 def find_problems(turn: Turn, first: int = 0) -> tuple[Problem, ...]:
     """Return the tool calls and results that prevent sending a Turn.
 

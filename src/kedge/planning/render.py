@@ -26,6 +26,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from kedge.argument_types import checked
 from kedge.planning.anchors import (
     AnchorRecord,
     ConversationState,
@@ -159,6 +160,7 @@ def _is_inserted(block: Block, state: ConversationState) -> bool:
     return is_detached or not any(digest in record.derived for record in state.anchors)
 
 
+@checked
 def render(turn: Turn, *, scope: str = "") -> list[Item]:
     """Render a complete Turn as input items.
 
@@ -223,6 +225,7 @@ def find_omitted(
     return tuple(block for block, is_sent in zip(blocks, flags, strict=True) if not is_sent)
 
 
+@checked
 def get_instructions(turn: Turn) -> str | None:
     """Return the leading system text, which is sent with every request.
 

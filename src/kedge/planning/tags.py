@@ -8,6 +8,7 @@ engines use records only.
 from collections.abc import Mapping
 from math import inf
 
+from kedge.argument_types import checked
 from kedge.observe import get_logger
 from kedge.planning import anchors
 from kedge.planning.anchors import AnchorRecord, Reason, get_state, select_matching
@@ -47,6 +48,7 @@ def find_best_anchor(turn: Turn) -> str:
     return found
 
 
+@checked
 def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:
     """Return the blocks after the last one of a response.
 

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from msgspec import structs
 
+from kedge.argument_types import check_fields, checked
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
 from kedge.security.files import MAX_SETTINGS_BYTES, read_regular_file
@@ -41,6 +42,9 @@ class Price:
     cache_write: float | None = None
     above: int = 0
     since: date = date.min
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def cost(self, usage: Usage) -> float:
         """Return dollars; cached and cache-written tokens are part of the input, with their own prices."""
@@ -219,6 +223,7 @@ def sum_costs(costs: Sequence[float | None]) -> float | None:
     return sum(known) if known and len(known) == len(costs) else None
 
 
+@checked
 def load_prices(path: str | Path | None = None) -> Prices:
     """Load the prices of the package, and those of a file, which take precedence.
 

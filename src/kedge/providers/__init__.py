@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Unpack
 
+from kedge.argument_types import check_members
 from kedge.engines import Engine
 from kedge.errors import CannotConnect, InvalidSetting, describe_type, find_similar
 from kedge.providers.clients import ConnectSettings
@@ -42,6 +43,7 @@ def connect(model: str, **settings: Unpack[ConnectSettings]) -> Engine:
         raise InvalidSetting(
             f"a model is text such as 'openai:gpt-5.1', not {describe_type(model)}"
         )
+    check_members(settings, ConnectSettings)
     name, separator, rest = model.partition(":")
     # Entry points are in the metadata of every installed package, which takes milliseconds to read.
     available = PROVIDERS if name in PROVIDERS else providers()

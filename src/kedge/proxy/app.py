@@ -28,6 +28,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.http11 import Response as HandshakeResponse
 
+from kedge.argument_types import checked
 from kedge.database.transactions import HealthCheck
 from kedge.engines.transport import KEEP_ALIVE
 from kedge.errors import InvalidSetting, StoreError, StoreReplaced
@@ -105,6 +106,7 @@ MAX_IDLE_CONNECTIONS = 100
 """The number of idle connections to the upstream that are retained for later requests."""
 
 
+@checked
 def create_proxy_app(
     upstream: str,
     *,

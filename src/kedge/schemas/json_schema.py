@@ -100,7 +100,14 @@ def adapt_type(
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation)
         schema = adapter.json_schema(schema_generator=generator or schema_generator())
-    except (PydanticUserError, TypeError, NameError, AttributeError) as error:
+    except (
+        PydanticUserError,
+        TypeError,
+        NameError,
+        AttributeError,
+        IndexError,
+        ValueError,
+    ) as error:
         raise TypeError(str(error).partition("\n")[0]) from error
     _drop_unserializable_defaults(schema)
     return adapter, schema

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast, get_origin
 import msgspec
 from typing_extensions import TypeVar
 
+from kedge.arguments import describe_value
 from kedge.errors import InvalidSetting
 from kedge.schemas import json_schema
 from kedge.schemas.json_schema import DEFINITIONS_PATH, format_path
@@ -221,7 +222,7 @@ def to_output_schema(output: Any, name: str = "answer") -> OutputSchema[Any]:
     except TypeError as error:
         raise InvalidSetting(
             f"the schema of {name} must be a type with a JSON schema, such as a pydantic model or a "
-            f"dataclass, or a JSON schema, not {output!r}: {error}"
+            f"dataclass, or a JSON schema, not {describe_value(output)}: {error}"
         ) from error
     named = getattr(output, "__name__", "") if get_origin(output) is None else ""
     return _build_schema(named or name, schema, adapter)

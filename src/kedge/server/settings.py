@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Literal
 
+from kedge.argument_types import check_fields
 from kedge.errors import InvalidSetting
 from kedge.server.access import CallerRegistry
 from kedge.server.models import Model, PracticeModel
@@ -64,6 +65,10 @@ class Limits:
     socket_in_flight: int = 16
     socket_waiting: int = 64
     socket_memory_bytes: int = 32 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        """Reject values of a wrong type."""
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Reject invalid values, which would have the effect of others."""
+        check_fields(self)
         for address in filter(None, self.trusted_proxies.split(",")):
             try:
                 ip_network(address.strip())

@@ -392,6 +392,7 @@ def load_ancestry(
     at = conversation.head if node is None else node
     query, values = _SELECT_ANCESTRY, (at,)
     if limit is not None:  # the recursion ends there
+        check_count("limit", limit)
         query, values = f"{query} LIMIT ?", (at, min(limit, MAX_INTEGER))
     path = list(starmap(Node, tx.rows(query, values) if is_row_number(at) else ()))
     if not path or path[0].tree != conversation.tree:

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from kedge.arguments import describe_value
 from kedge.database.postgres import PostgresTransaction
 from kedge.database.transactions import Row, Tx, marks, split_chunks
 from kedge.errors import HeadConflict, InvalidTurn, NotInStore, StoreError
@@ -191,7 +192,7 @@ def get_node(tx: Tx, conversation: ConversationRow, node: int | None = None) -> 
 
 def missing_node(node: object) -> NotInStore:
     """Return the error for a number that is not that of a node of the tree."""
-    return NotInStore(f"there is no node {node} in this conversation")
+    return NotInStore(f"there is no node {describe_value(node)} in this conversation")
 
 
 def select_tree(tx: Tx, tree: int) -> list[Node]:
@@ -230,7 +231,9 @@ def find_node(tx: Tx, conversation: ConversationRow, at: int | str = "head") -> 
     else:
         found = get_node(tx, conversation, position) if is_row_number(position) else None
     if found is None:
-        raise NotInStore(f"there is no node or response {position!r} in this conversation")
+        raise NotInStore(
+            f"there is no node or response {describe_value(position)} in this conversation"
+        )
     return found
 
 

@@ -1,7 +1,7 @@
 """`open_store`: the store at an address, opened by its first use."""
 
-import math
 import os
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -11,6 +11,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 from weakref import WeakValueDictionary
 
+from kedge.argument_types import checked
+from kedge.arguments import describe_value
 from kedge.config import URL_FORMATS, store_file, store_url
 from kedge.database.postgres import PostgresDatabase
 from kedge.database.responses import (
@@ -34,6 +36,7 @@ T = TypeVar("T")
 MEMORY_URLS = frozenset({"sqlite://:memory:", "sqlite:///:memory:", "sqlite://"})
 
 
+@checked
 def open_store(
     address: StoreAddress,
     *,
@@ -136,7 +139,7 @@ def resolve_address(address: StoreAddress) -> str:
     path = os.fspath(address) if isinstance(address, os.PathLike) else address
     if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidSetting(
-            f"store must be a Store, an address or the path of a file, not {address!r}; without store= a "
+            f"store must be a Store, an address or the path of a file, not {describe_value(address)}; without store= a "
             "conversation is in memory"
         )
     if not path:
@@ -154,8 +157,9 @@ def open_database(
         "wait_seconds": wait_seconds,
         "statement_seconds": statement_seconds,
     }.items():
-        if not 0 <= seconds < math.inf:
-            raise InvalidSetting(f"{name} must be 0 or more and finite, not {seconds}")
+        if not 0 <= seconds <= sys.float_info.max:
+            shown = describe_value(seconds)
+            raise InvalidSetting(f"{name} must be 0 or more and finite, not {shown}")
     scheme = url.partition(":")[0]
     if scheme not in ("sqlite", "postgresql", "postgres"):
         raise CannotOpenStore(f"unknown store address; use one of {URL_FORMATS}")

@@ -5,8 +5,8 @@ from typing import Any, Literal, TypeGuard
 
 import msgspec
 
-from kedge.arguments import check_count, validate_seconds
-from kedge.errors import InvalidSetting
+from kedge.arguments import check_count, check_type, describe_value, validate_seconds
+from kedge.errors import InvalidSetting, describe_type
 from kedge.events.request_record import ResponseStatus
 from kedge.planning import Mode
 from kedge.planning.anchors import ConversationState, validate_mode
@@ -16,6 +16,7 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
 
 def validate_text(text: str, field: str) -> str:
     """Return the text; raise if it has a NUL, which PostgreSQL cannot store, or lone surrogates."""
+    check_type(field, str, text)
     if "\0" in check_text(text, field):
         raise InvalidSetting(f"{field} contains a NUL character; remove it")
     return text
@@ -23,7 +24,8 @@ def validate_text(text: str, field: str) -> str:
 
 def validate_title(title: str) -> str:
     """Return a title that every database can store; one of only spaces is none."""
-    return validate_text(title, "title") if title.strip() else ""
+    text = validate_text(title, "title")
+    return text if text.strip() else ""
 
 
 MAX_NAME_LENGTH = 400
@@ -72,7 +74,7 @@ def validate_page(limit: int, offset: int = 0) -> None:
     """
     for name, number in (("limit", limit), ("offset", offset)):
         if check_count(name, number) >= MAX_ROWS:
-            raise InvalidSetting(f"{name} must be less than 2^62, not {number}")
+            raise InvalidSetting(f"{name} must be less than 2^62, not {describe_value(number)}")
 
 
 MAX_ROWS = 2**62
@@ -82,6 +84,8 @@ def validate_tags(texts: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct tags; none may be empty."""
     if isinstance(texts, str):
         raise InvalidSetting("tags must be a list of texts, not one text")
+    if not isinstance(texts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSetting(f"tags must be a list of texts, not {describe_type(texts)}")
     tags = tuple(dict.fromkeys(validate_name(text, "tag") for text in texts))
     if "" in tags:
         raise InvalidSetting("a tag is empty; remove it")

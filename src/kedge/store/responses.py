@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from kedge.arguments import check_times
+from kedge.arguments import check_times, describe_value
 from kedge.database.transactions import Row, Tx, join_filters, marks, split_chunks
+from kedge.errors import InvalidSetting
 from kedge.events.request_record import RejectedCandidate, RequestRecord
 from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
@@ -241,7 +242,10 @@ def anchor_from_row(row: Row, scope: str, retention: float | None) -> AnchorReco
 
 def pack_digest(digest: str) -> bytes | None:
     """Return a digest as bytes, to save space; all digests use one algorithm."""
-    return bytes.fromhex(digest.removeprefix(DIGEST_PREFIX)) if digest else None
+    try:
+        return bytes.fromhex(digest.removeprefix(DIGEST_PREFIX)) if digest else None
+    except ValueError:
+        raise InvalidSetting(f"{describe_value(digest)} is not a digest") from None
 
 
 def unpack_digest(digest: bytes | None) -> str:

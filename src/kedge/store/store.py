@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 from msgspec import UNSET, UnsetType
 
+from kedge.argument_types import checked
 from kedge.arguments import validate_seconds
 from kedge.database.transactions import Database, NamespaceDatabase, Tx
 from kedge.errors import HeadConflict
@@ -111,7 +112,7 @@ def _make_method(
     store = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     vars(method)["__signature__"] = signature.replace(parameters=[store, *others])
     method.__doc__ = re.sub(r" *tx: The transaction\.\n", "", work.__doc__ or "")
-    return method
+    return checked(method)
 
 
 def _bind(store: "Store", work: Callable[[Tx], T]) -> Callable[[Tx], T]:
@@ -294,6 +295,7 @@ class Store(AsyncResource):
     create_titled = write(nodes.create_titled)
     create_all = write(nodes.create_all)
 
+    @checked
     async def update(
         self,
         name: str | ConversationRow,
@@ -332,6 +334,7 @@ class Store(AsyncResource):
         changes = validate_members(members)  # once: the tags may be an iterator
         return await self.update_with(name, lambda _: changes)
 
+    @checked
     async def delete(self, name: str | ConversationRow) -> None:
         """Delete a conversation with all its rows, and the blocks that no other conversation uses.
 
@@ -369,6 +372,7 @@ class Store(AsyncResource):
         """
         return await delete.delete_old(self.database, self.clock(), age=None)
 
+    @checked
     async def delete_older(self, seconds: float, *, tag: str | None = None) -> list[str]:
         """Delete the conversations that did not change for some time.
 
@@ -387,6 +391,7 @@ class Store(AsyncResource):
 
     # The tree
 
+    @checked
     async def append(
         self,
         conversation: ConversationRow,
@@ -532,6 +537,7 @@ class Store(AsyncResource):
 
     export = read(import_export.export_conversation)
 
+    @checked
     async def search(
         self,
         words: str,
@@ -572,6 +578,7 @@ class Store(AsyncResource):
             lambda tx: search.find_blocks(tx, words, options, index_is_complete=is_complete)
         )
 
+    @checked
     async def import_(self, lines: str | Iterable[str]) -> list[ConversationRow]:
         """Create the conversations in exported lines, all or none of them.
 

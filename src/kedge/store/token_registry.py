@@ -14,6 +14,8 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 
+from kedge.argument_types import checked
+from kedge.arguments import check_type, describe_value
 from kedge.database.transactions import Database, Row, Tx
 from kedge.errors import InvalidSetting, NotInStore, StoreError, StoreReplaced
 from kedge.event_loops import AsyncResource
@@ -56,6 +58,7 @@ class TokenRegistry(AsyncResource):
         InvalidSetting: The store is bound to a namespace.
     """
 
+    @checked
     def __init__(
         self,
         store: Store | StoreAddress,
@@ -79,6 +82,7 @@ class TokenRegistry(AsyncResource):
         """Close the store, if it was opened by its address and has no other users."""
         await self._shared_store.aclose()
 
+    @checked
     async def add(
         self,
         name: str,
@@ -103,6 +107,7 @@ class TokenRegistry(AsyncResource):
         Raises:
             InvalidSetting: A value is not allowed, or there is a token with this name.
         """
+        check_type("name", str, name)
         if not _NAME.fullmatch(name):
             raise InvalidSetting(
                 "the name of a token must be 1 to 100 letters, digits or . _ @ + -, "
@@ -115,8 +120,12 @@ class TokenRegistry(AsyncResource):
         if not granted:
             raise InvalidSetting(f"a token needs a scope; use {', '.join(SCOPES)}")
         for limit in (requests_per_minute, tokens_per_minute):
-            if limit is not None and not 1 <= limit <= MAX_LIMIT:
-                raise InvalidSetting(f"a limit per minute must be from 1 to 10^15, not {limit}")
+            if limit is None:
+                continue
+            check_type("a limit per minute", int, limit)
+            if not 1 <= limit <= MAX_LIMIT:
+                shown = describe_value(limit)
+                raise InvalidSetting(f"a limit per minute must be from 1 to 10^15, not {shown}")
         secret = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
         limits = (requests_per_minute, tokens_per_minute)
         token = AccessToken(name, namespace, granted, *limits, self._store_clock())
@@ -146,6 +155,7 @@ class TokenRegistry(AsyncResource):
         """Return all tokens, in the order of their names."""
         return await self._select("ORDER BY t.name")
 
+    @checked
     async def revoke(self, name: str) -> None:
         """Delete a token, its sessions and its counts; the data of its user is retained.
 
@@ -182,6 +192,7 @@ class TokenRegistry(AsyncResource):
                 log.warning("the tokens of the store could not be read: %s", error)
         return self._is_required
 
+    @checked
     async def find(self, token: str) -> AccessToken | None:
         """Return the token with this secret, or None."""
         if not token.startswith(TOKEN_PREFIX):
@@ -192,6 +203,7 @@ class TokenRegistry(AsyncResource):
         """Return whether a token that was found before still exists, with the same rights."""
         return await self._select("WHERE t.name = ?", token.name) == [token]
 
+    @checked
     async def start_session(self, name: str, seconds: float) -> str:
         """Start a session of the page for a token, and return its secret."""
         secret = secrets.token_urlsafe(TOKEN_BYTES)
@@ -205,6 +217,7 @@ class TokenRegistry(AsyncResource):
         )
         return secret
 
+    @checked
     async def end_session(self, secret: str, seconds: float | None = None) -> None:
         """End a session.
 
@@ -236,6 +249,7 @@ class TokenRegistry(AsyncResource):
         )
         return next(iter(await self._select(condition, _hash(secret), *values)), None)
 
+    @checked
     async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
         """Add to the counts of a token in the current minute, in one statement.
 

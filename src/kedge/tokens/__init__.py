@@ -29,6 +29,7 @@ from functools import cache, lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from kedge.arguments import check_type, list_arguments
 from kedge.errors import BrokenInstallation
 from kedge.security.bounded_dict import BoundedDict
 
@@ -274,6 +275,8 @@ class TiktokenCounter:
         Returns:
             The number of tokens.
         """
+        if type(text) is not str:  # a subclass is rare, and the check is for every text
+            check_type("text", str, text)
         return self._count_short(text) if len(text) <= MAX_SHORT_TEXT else self._count_long(text)
 
     def count_items(self, items: Iterable[Mapping[str, Any]]) -> int:
@@ -285,7 +288,7 @@ class TiktokenCounter:
         Returns:
             The sum over the items; the count of two lists is the count of the joined list.
         """
-        return count_each(items, self.count_text)
+        return count_each(list_arguments("items", Mapping, items), self.count_text)
 
     def count_json(self, value: object) -> int:
         """Return the number of tokens of a value written as compact JSON, such as a tool definition."""

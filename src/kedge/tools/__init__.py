@@ -28,6 +28,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from msgspec import structs
 
+from kedge.argument_types import check_fields, checked
 from kedge.engines.request_options import ContentFilters
 from kedge.errors import InvalidArguments, ToolFailed, UnknownTool
 from kedge.event_loops import await_value
@@ -87,6 +88,9 @@ class Deny(msgspec.Struct, frozen=True):
 
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 class Edit(msgspec.Struct, frozen=True):
     """Run the call with other arguments.
@@ -100,6 +104,7 @@ class Edit(msgspec.Struct, frozen=True):
     tell: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not isinstance(self.arguments, str):
             structs.force_setattr(self, "arguments", wrap_copy(self.arguments))
 
@@ -377,6 +382,7 @@ def _describe_location(error: BaseException) -> str:
     return f"{type(error).__name__} at {locate_error(error)}"
 
 
+@checked
 async def run_calls(
     toolbox: Toolset,
     calls: Sequence[ToolCallBlock],

@@ -10,8 +10,8 @@ with that name are prefixed, not only the later ones: otherwise a source could a
 calls that are intended for another source.
 """
 
-import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,8 +33,9 @@ from typing import (
 
 import msgspec
 
+from kedge.argument_types import check_fields, check_members, checked
 from kedge.engines.request_options import list_tools, to_definition
-from kedge.errors import InvalidTool, UnknownTool
+from kedge.errors import InvalidTool, UnknownSetting, UnknownTool
 from kedge.tools.schema import (
     ArgumentReader,
     build_explicit_schema,
@@ -61,6 +62,9 @@ class Grammar(msgspec.Struct, frozen=True):
 
     syntax: Literal["lark", "regex"]
     definition: str
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class ExecutionOptions(TypedDict, total=False):
@@ -156,7 +160,7 @@ AnyTool = Tool[..., Any]
 
 
 def _is_duration(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _is_count(value: Any) -> bool:
@@ -207,6 +211,9 @@ def _make_tool(options: ToolOptions, function: Callable[P, R]) -> Tool[P, R]:
         raise InvalidTool(
             function.name, "it is already a tool; change its options with dataclasses.replace"
         )
+    check_members(options, ToolOptions)
+    for unknown in options.keys() - ToolOptions.__optional_keys__:
+        raise UnknownSetting(unknown, ToolOptions.__optional_keys__, "a tool")
     fields: Any = dict(options)
     parameters = fields.pop("parameters", None)
     name = fields.pop("name", "") or get_function_name(function)
@@ -298,7 +305,7 @@ class Toolbox(Mapping[str, AnyTool]):
             case Mapping():
                 self.offered += (_check_definition(entry),)
             case _:
-                added = cast("AnyTool", entry if isinstance(entry, Tool) else tool(entry))
+                added = cast("AnyTool", entry if isinstance(entry, Tool) else _make_tool({}, entry))
                 if added.name in self.functions:
                     raise InvalidTool(
                         added.name,
@@ -349,6 +356,7 @@ class Toolbox(Mapping[str, AnyTool]):
     def __contains__(self, name: object) -> bool:
         return name in self._tools
 
+    @checked
     def definitions(self, edit: TextEdit | None = None) -> list[dict[str, Any]]:
         """Return the tools in the form of the Responses API's ``tools`` parameter.
 
@@ -373,6 +381,7 @@ class Toolbox(Mapping[str, AnyTool]):
         """Return a toolbox with these tools added."""
         return Toolbox(self, *tools)
 
+    @checked
     def without(self, *names: str) -> "Toolbox":
         """Return a toolbox without the named tools.
 

@@ -23,6 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict, Unpack, c
 import msgspec
 from msgspec.structs import astuple, force_setattr, replace
 
+from kedge.arguments import check_type
 from kedge.errors import InvalidJSON, InvalidSetting, InvalidTurn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze, freeze_map, thaw
 from kedge.turns.parts import (
@@ -73,6 +74,7 @@ def new_id(prefix: str) -> str:
         The id.
     """
     global _last_tick  # noqa: PLW0603 - one clock for the process
+    check_type("prefix", str, prefix)
     with _id_lock:
         tick = time.time_ns()
         if tick <= _last_tick:

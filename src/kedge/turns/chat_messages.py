@@ -35,7 +35,7 @@ def blocks_from_messages(messages: Iterable[Message]) -> list[Block]:
         InvalidTurn: A message has an unknown form; the error names its position.
     """
     kind = type(messages).__name__
-    if isinstance(messages, str | Mapping):
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidTurn(f"messages must be a list, not {kind}")
     blocks: list[Block] = []
     functions: dict[str, str] = {}

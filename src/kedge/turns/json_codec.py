@@ -17,6 +17,7 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
+from kedge.argument_types import checked
 from kedge.errors import InvalidJSON, InvalidTurn
 from kedge.text.json_text import decode, encode
 from kedge.turns import frozen_json
@@ -95,6 +96,7 @@ def is_plain(block: Block) -> bool:
     return True
 
 
+@checked
 def dump_block(block: Block) -> JsonObject:
     """Encode a block as plain JSON values, without fields at their default.
 
@@ -127,6 +129,7 @@ def _dump(value: Block | Part) -> JsonObject:
     return {**form, **thaw(value.extra)}
 
 
+@checked
 def load_block(value: object, path: str = "$") -> Block:
     """Parse a block from plain JSON values.
 
@@ -374,6 +377,7 @@ VERSION = 2
 FORMAT = "kedge.turn"
 
 
+@checked
 def dumps(turn: Turn) -> str:
     """Encode a Turn as JSON text.
 
@@ -408,6 +412,7 @@ def loads(text: str | bytes) -> Turn:
         raise _find_invalid_value(value) or error from None
 
 
+@checked
 def dump(turn: Turn) -> JsonObject:
     """Encode a Turn as plain JSON values.
 

@@ -30,6 +30,7 @@ from typing import Any, NoReturn, final, overload
 
 import msgspec
 
+from kedge.argument_types import checked
 from kedge.errors import InvalidTurn, describe_type
 from kedge.turns.blocks import (
     AssistantBlock,
@@ -215,6 +216,7 @@ class Turn(Immutable):
             grown = _build_memo(together, ids, (value, min(described, self.body_length)))
         return _build_turn(grown, lead, self.id, self.data, self.extra)
 
+    @checked
     def insert(self, index: int, *blocks: Block) -> "Turn":
         """Return the Turn with blocks inserted.
 
@@ -231,6 +233,7 @@ class Turn(Immutable):
         index = slice(op_index(index), None).indices(len(self))[0]
         return self._splice(index, index, *blocks)
 
+    @checked
     def edit(self, old: Block | str, new: Block | str) -> "Turn":
         """Return the Turn with a block replaced; the blocks after it remain.
 
@@ -248,6 +251,7 @@ class Turn(Immutable):
         index = self.index(old)
         return self._splice(index, index + 1, build_replacement(self[index], new))
 
+    @checked
     def remove(self, *blocks: Block | str) -> "Turn":
         """Return the Turn without these blocks.
 
@@ -265,6 +269,7 @@ class Turn(Immutable):
             turn = turn._splice(index, index + 1)
         return turn
 
+    @checked
     def truncate(self, length: int | Block | str) -> "Turn":
         """Return the Turn without the blocks after its first ones.
 
@@ -281,6 +286,7 @@ class Turn(Immutable):
         stop = length if isinstance(length, int) else self.index(length) + 1
         return self.take(len(range(len(self))[:stop]))
 
+    @checked
     def take(self, count: int) -> "Turn":
         """Return the Turn with only its first blocks.
 
@@ -309,11 +315,14 @@ class Turn(Immutable):
         Raises:
             InvalidTurn: If two blocks have the same id.
         """
+        if not isinstance(blocks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidTurn(f"blocks must be a list of blocks, not {describe_type(blocks)}")
         fresh = tuple(blocks)
         same = count_common_blocks(self, fresh)
         common = self if same == len(self) else self.take(same)
         return common.append(*fresh[same:])
 
+    @checked
     def with_data(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> "Turn":
         """Return the Turn with data added.
 
@@ -341,6 +350,8 @@ class Turn(Immutable):
         Raises:
             InvalidTurn: If there is no such block.
         """
+        if not isinstance(block, Block | str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidTurn(f"a block or its id is needed, not {describe_type(block)}")
         block_id = block if isinstance(block, str) else block.id
         for index, each in enumerate(self):
             if each.id == block_id:
@@ -401,6 +412,7 @@ class Turn(Immutable):
         return f"<Turn {shorten(self.id, DEFAULT_WIDTH)}, {count} block{'' if count == 1 else 's'}>"
 
 
+@checked
 def snapshot_block_ids(turn: Turn) -> frozenset[str]:
     """Return the ids of the blocks of a Turn, to compare with later.
 
@@ -413,6 +425,7 @@ def snapshot_block_ids(turn: Turn) -> frozenset[str]:
     return frozenset(block.id for block in turn.blocks)
 
 
+@checked
 def new_blocks_not_in(turn: Turn, ids: Iterable[str]) -> list[Block]:
     """Return the blocks of a Turn that an earlier Turn did not have.
 
@@ -561,6 +574,7 @@ class TurnDiff(msgspec.Struct, frozen=True):
         return "\n".join(lines) or "no difference"
 
 
+@checked
 def diff(old: Turn, new: Turn) -> TurnDiff:
     """Compare two Turns.
 
@@ -615,3 +629,10 @@ def _longest_increasing_indices(values: list[int]) -> set[int]:
         selected.add(index)
         index = before[index]
     return selected
+
+
+def check_turn(turn: Turn) -> None:
+    """Raise ``InvalidTurn`` if an argument is not a Turn."""
+    if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
+        problem = f"an engine sends a Turn, not {describe_type(turn)}"
+        raise InvalidTurn(f'{problem}; write Turn([user("…")])')

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from kedge.argument_types import checked
 from kedge.errors import NotInStore
 from kedge.schemas.output_schema import CORRECTION_ORIGIN
 from kedge.store import ConversationRow, Store
@@ -61,6 +62,7 @@ class Workflow(msgspec.Struct, frozen=True):
     updated_at: float = 0.0
 
 
+@checked
 async def list_workflows(
     store: Store | StoreAddress, *, kind: WorkflowKind | None = None, limit: int = 100
 ) -> list[Workflow]:
@@ -91,6 +93,7 @@ async def _list_workflows(store: Store, kind: WorkflowKind | None, limit: int) -
     return found[:limit]
 
 
+@checked
 async def load_workflow(store: Store | StoreAddress, workflow: str) -> Workflow:
     """Load a workflow with its chains.
 

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import msgspec
 
-from kedge.arguments import check_number, check_positive_int, check_type, list_arguments
+from kedge.argument_types import checked
+from kedge.arguments import check_number, check_positive_int, list_arguments
 from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema, to_output_schema
 from kedge.errors import InvalidSetting, InvalidWorkflow, describe_type
@@ -85,6 +86,7 @@ The answer was changed:
 Does it meet the rubric now?"""
 
 
+@checked
 async def refine(
     task: str,
     *,
@@ -121,7 +123,6 @@ async def refine(
         InvalidWorkflow: The arguments are invalid.
         WorkflowFailed: The judge gave no usable verdict.
     """
-    check_type("task and again", str, task, again)
     check_positive_int("rounds", rounds)
     schema = find_judge_schema(judge)
     if schema is None and not isinstance(judge, ModelJudge) and not callable(judge):
@@ -240,6 +241,7 @@ DebateJudgeFunction = Callable[[tuple[DebateArgument, ...]], RulingValue | Await
 DebateJudge = ModelJudge | DebateJudgeFunction
 
 
+@checked
 async def debate(
     question: str,
     sides: Sequence[Side],
@@ -273,7 +275,6 @@ async def debate(
         InvalidWorkflow: The sides, the judge or the rounds are invalid.
         WorkflowFailed: A side or the judge gave no usable answer.
     """
-    check_type("the question", str, question)
     check_positive_int("rounds", rounds)
     sides = list_arguments("sides", Side, sides)
     _validate_debate(sides, judge)

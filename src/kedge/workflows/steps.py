@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
+from kedge.argument_types import checked
 from kedge.arguments import list_arguments
 from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema, to_output_schema
@@ -30,6 +31,7 @@ from kedge.workflows.roles import Role, WorkflowRun
 STEPS_ROLE = "steps"
 
 
+@checked
 async def steps(
     pipeline: Sequence[Step],
     *,
