@@ -145,6 +145,16 @@ def test_what_has_no_end_has_a_limit(name: str, part: str) -> None:
             connection.sendall(data)
 
 
+@for_each("size", [40_000, 60_000, 100_000, 1_000_000])
+def test_headers_that_are_too_large_are_431(size: int) -> None:
+    """The status is that of the API for headers of any size above the limit, whoever rejects them."""
+    with serve() as server, open_connection(server.url) as connection:
+        connection.sendall(format_head("/v1/responses", f"x-large: {'a' * size}\r\n"))
+        status, body = parse_answer(connection)
+    assert status == 431
+    assert b"headers" in body
+
+
 ANSWERED_REQUESTS = 1_500
 """The number of requests with which a server would read more than the buffers hold, at one read for each of them."""
 
@@ -248,8 +258,8 @@ def parse_received(data: bytes) -> tuple[int, bytes]:
     return response.status, response.read()
 
 
-PROBES = {False: b"HTTP/1.1 100 Continue\r\n\r\n" * 2, True: b"\r\n00"}
-"""How the bytes end that a client receives up to the second probe, before or in a stream."""
+PROBES = {False: b"HT", True: b"\r\n00"}
+"""How the bytes end that a client receives up to the second probe, before a response or in a stream."""
 
 
 @pytest.mark.usefixtures("probed_at_once")

@@ -25,8 +25,8 @@ from kedge.events.sse import SSEDecoder
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.observe import get_logger
 from kedge.server import access, errors
+from kedge.server.http_protocol import MAX_INCOMPLETE_BYTES
 from kedge.server.request_log import EscapedJSONResponse, FrontEnd
-from kedge.server.uvicorn_server import MAX_HEADER_BYTES
 from kedge.store import AccessToken, TokenRegistry
 from kedge.text.json_text import decode_object
 from kedge.text.large_json import LARGE_BYTES
@@ -240,7 +240,7 @@ def create_policy(
         registry: The named tokens that are accepted as well, or None.
         any_host: Accept any `Host` header while no token is needed.
     """
-    return access.AccessPolicy(token or None, any_host, registry, MAX_HEADER_BYTES)
+    return access.AccessPolicy(token or None, any_host, registry, MAX_INCOMPLETE_BYTES)
 
 
 def build_rejection(rejection: access.Rejection, scope: Scope) -> Response:

@@ -8,6 +8,7 @@ limit for requests that wait on one connection, and an end for bodies that canno
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 import h11
@@ -22,18 +23,37 @@ if TYPE_CHECKING:
 
     from kedge.server.connections import ConnectionTable
 
+MAX_INCOMPLETE_BYTES = 64 * 1024
+"""The bytes of headers, trailers or the line before a chunk that are retained until they are complete."""
+
 READ_BYTES = 16 * 1024
 """The bytes of a connection that are parsed at once; thousands of one-letter chunks take some milliseconds."""
 
-FULL_MESSAGE = b"The server has too many connections; try again later."
-FULL_RESPONSE = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(FULL_MESSAGE), FULL_MESSAGE)
-)
-"""What a client receives whose connection is not accepted."""
-
 PROBE_SECONDS = 1.0
-"""Seconds before each of the two probes of a client that has finished sending, but has no response yet."""
+"""Seconds before each of the two probes of a client that has finished sending, but has no complete response yet."""
+
+RESPONSE_START = b"HTTP/1.1 "
+"""The bytes with which every response starts."""
+
+
+def build_rejection(status: HTTPStatus, message: str) -> bytes:
+    """Return a response to a client whose connection is closed."""
+    lines = [
+        f"HTTP/1.1 {status} {status.phrase}",
+        "content-type: text/plain; charset=utf-8",
+        f"content-length: {len(message)}",
+        "connection: close",
+        "retry-after: 1" if status is HTTPStatus.SERVICE_UNAVAILABLE else "cache-control: no-store",
+    ]
+    return "\r\n".join([*lines, "", message]).encode()
+
+
+TOO_MANY_CONNECTIONS = build_rejection(
+    HTTPStatus.SERVICE_UNAVAILABLE, "The server has too many connections; try again later."
+)
+HEADERS_TOO_LARGE = build_rejection(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The headers of the request are too large."
+)
 
 
 class PipelineFlow(FlowControl):
@@ -55,6 +75,37 @@ class PipelineFlow(FlowControl):
         """Receive again, unless enough is retained."""
         if not self._is_full():
             super().resume_reading()
+
+
+class ProbedTransport:
+    """The transport of a request until its response starts, whose first bytes are sent as probes.
+
+    Args:
+        cycle: The request and its response.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport = cycle.transport
+        self._sent = 0
+
+    def probe(self) -> None:
+        """Send the next byte of the response."""
+        self._transport.write(RESPONSE_START[self._sent : self._sent + 1])
+        self._sent += 1
+
+    def write(self, data: bytes) -> None:
+        """Send the rest of the start of the response, and from now on everything."""
+        self._transport.write(data[self._sent :])
+        self._cycle.transport = self._transport
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is being closed."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._transport.close()
 
 
 class LimitedHttpProtocol(H11Protocol, asyncio.BufferedProtocol):
@@ -87,7 +138,7 @@ class LimitedHttpProtocol(H11Protocol, asyncio.BufferedProtocol):
         self.flow = PipelineFlow(self.transport, self._has_many_requests)
         self._is_admitted = self._table.admit(self.transport)
         if not self._is_admitted:
-            self.transport.write(FULL_RESPONSE)
+            self.transport.write(TOO_MANY_CONNECTIONS)
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -132,14 +183,19 @@ class LimitedHttpProtocol(H11Protocol, asyncio.BufferedProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, or close the connection if a response has started."""
+        """Answer what is not a valid request, and close the connection."""
         if not self._is_idle:  # its body is malformed: the app gets a disconnect
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # a response has started
+            return
+        unparsed, _ = self.conn.trailing_data
+        if len(unparsed) <= MAX_INCOMPLETE_BYTES:
             super().send_400_response(msg)
-        else:
-            self.transport.close()
+            return
+        self.transport.write(HEADERS_TOO_LARGE)
+        self.transport.close()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Change to WebSocket, whose parser has own limits and leaves what it cannot read without an answer."""
@@ -176,15 +232,14 @@ class LimitedHttpProtocol(H11Protocol, asyncio.BufferedProtocol):
         await self._loaded_app(scope, receive, send_observed)
 
     def _probe_client(self) -> None:
-        """Write what has no meaning for the client, if a response can contain it now."""
-        if (
-            self._is_idle
-            or self.transport.is_closing()
-            or self.cycle.scope["http_version"] != "1.1"
-        ):
+        """Write the first byte of what follows, if that is known."""
+        if self._is_idle or self.transport.is_closing():
             return
         if self.conn.our_state is h11.SEND_RESPONSE:
-            waiting = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-            self.transport.write(self.conn.send(waiting) or b"")
+            probed = cast("Any", self.cycle.transport)
+            if not isinstance(probed, ProbedTransport):
+                probed = ProbedTransport(self.cycle)
+                self.cycle.transport = cast("Any", probed)
+            probed.probe()
         elif self.conn.our_state is h11.SEND_BODY and self._is_chunked:
-            self.transport.write(b"0")  # a leading zero of the next chunk's size
+            self.transport.write(b"0")  # the size of the next chunk may have any number of them

@@ -22,7 +22,7 @@ from uvicorn.server import HANDLED_SIGNALS
 from kedge.errors import CannotServe
 from kedge.event_loops import run_in_thread
 from kedge.server.connections import CONNECTION_SHARE, ConnectionTable, get_descriptor_limit
-from kedge.server.http_protocol import LimitedHttpProtocol
+from kedge.server.http_protocol import MAX_INCOMPLETE_BYTES, LimitedHttpProtocol
 
 if TYPE_CHECKING:
     from kedge.server.request_log import RecordedRequest
@@ -40,9 +40,6 @@ WRITE_SECONDS = 60.0
 
 PING_TIMEOUT_SECONDS = 60.0
 """Seconds for which a WebSocket client may not answer a ping; slow readers are still connected."""
-
-MAX_HEADER_BYTES = 64 * 1024
-"""The size of incomplete headers of a server without own limits, and of all headers of a proxy."""
 
 MAX_ACCEPTED = 100
 """The number of connections that are accepted in one turn of the loop."""
@@ -99,7 +96,7 @@ class LimitedServer(uvicorn.Server):
             "log_config": None,
             "access_log": False,
             "server_header": False,
-            "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
+            "h11_max_incomplete_event_size": MAX_INCOMPLETE_BYTES,
             "timeout_keep_alive": math.ceil(idle_seconds),
             # asyncio accepts as many connections at once, before the first of them is counted.
             "backlog": max(1, min(MAX_ACCEPTED, int(descriptors * (1 - CONNECTION_SHARE)) // 8)),
@@ -194,7 +191,6 @@ class UvicornServer(LimitedServer):
             lifespan="on",
             proxy_headers=bool(settings.trusted_proxies),
             forwarded_allow_ips=settings.trusted_proxies,
-            h11_max_incomplete_event_size=self._limits.header_bytes,
         )
         self._on_started = on_started
         self._wake = asyncio.Event()
