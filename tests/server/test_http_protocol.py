@@ -285,6 +285,28 @@ def test_a_client_that_finished_sending_waits_for_a_slow_answer(stream: bool) ->
 
 
 @pytest.mark.usefixtures("probed_at_once")
+def test_a_body_that_is_not_sent_in_chunks_has_no_probes() -> None:
+    """A client with HTTP/1.0 receives the stream as it is."""
+    model = GatedModel()
+    raw = json.dumps({"model": "m", "input": "wait", "stream": True}).encode()
+    request = format_request("/v1/responses", body=raw).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    with serve(model=model) as server, open_connection(server.url) as connection:
+        connection.sendall(request)
+        received = b""
+        while b"answer " not in received:
+            received += connection.recv(65_536)
+        connection.shutdown(socket.SHUT_WR)
+        for _ in range(3):  # in which the probes would be sent
+            with open_connection(server.url) as other:
+                other.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                assert parse_answer(other)[0] == 200
+        model.open_gate()
+        received += receive_all(connection)
+    assert b"\n00event" not in received
+    assert received.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.usefixtures("probed_at_once")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_left_is_noticed(stream: bool) -> None:
     """A client that closed its connection after it received everything so far cancels its response."""

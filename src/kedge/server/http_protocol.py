@@ -36,20 +36,22 @@ RESPONSE_START = b"HTTP/1.1 "
 """The bytes with which every response starts."""
 
 
-def build_rejection(status: HTTPStatus, message: str) -> bytes:
+def build_rejection(status: HTTPStatus, message: str, *headers: str) -> bytes:
     """Return a response to a client whose connection is closed."""
     lines = [
         f"HTTP/1.1 {status} {status.phrase}",
         "content-type: text/plain; charset=utf-8",
         f"content-length: {len(message)}",
         "connection: close",
-        "retry-after: 1" if status is HTTPStatus.SERVICE_UNAVAILABLE else "cache-control: no-store",
+        *headers,
     ]
     return "\r\n".join([*lines, "", message]).encode()
 
 
 TOO_MANY_CONNECTIONS = build_rejection(
-    HTTPStatus.SERVICE_UNAVAILABLE, "The server has too many connections; try again later."
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "The server has too many connections; try again later.",
+    "retry-after: 1",
 )
 HEADERS_TOO_LARGE = build_rejection(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The headers of the request are too large."
@@ -112,8 +114,9 @@ class LimitedHttpProtocol(H11Protocol, asyncio.BufferedProtocol):
     """An HTTP connection of uvicorn.
 
     A client that has finished sending (a half-closed connection) looks like one that has left: both end the stream in
-    their direction. So its requests are answered, and two probes that a client ignores are written meanwhile. If it has
-    left, the first one makes its system reset the connection, and the second one fails, which is a disconnect.
+    their direction. So its requests are answered, and meanwhile two bytes of the response are sent that are known
+    before: the first letters of its status line, or zeros before the size of its next chunk. If the client has left,
+    the first byte makes its system reset the connection, and to send the second one fails, which is a disconnect.
     """
 
     def __init__(
@@ -226,7 +229,8 @@ class LimitedHttpProtocol(H11Protocol, asyncio.BufferedProtocol):
             if message["type"] == "http.response.start":
                 names = {name.lower() for name, _ in message.get("headers", ())}
                 has_body = scope["method"] != "HEAD" and message["status"] not in (204, 304)
-                self._is_chunked = has_body and b"content-length" not in names
+                may_be_chunked = has_body and scope["http_version"] == "1.1"
+                self._is_chunked = may_be_chunked and b"content-length" not in names
             await send(message)
 
         await self._loaded_app(scope, receive, send_observed)
