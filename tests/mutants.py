@@ -60,8 +60,14 @@ def list_mutants(tree: Path, *only: str) -> list[Mutant]:
         mutant
         for module in modules
         for mutant in generate_mutants(module, (source / module).read_text(encoding="utf-8"))
-        if any(text in str(mutant) for text in texts)
+        if any(_is_addressed(mutant, text) for text in texts)
     ]
+
+
+def _is_addressed(mutant: Mutant, text: str) -> bool:
+    """Return whether an address contains a text; one with a number has to end with it."""
+    address = str(mutant)
+    return address.endswith(text) if "#" in text else text in address
 
 
 def draw_mutants(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:

@@ -405,6 +405,7 @@ def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
         assert streamed[-1]["response"] == repeated[-1]["response"]
         names = ["created", "in_progress", "output_item.added", "output_item.done", "completed"]
         assert [event["type"] for event in repeated] == [f"response.{name}" for name in names]
+        assert repeated[0]["response"] == repeated[1]["response"] == streamed[1]["response"]
         queued = one.create("wait", "c", background=True)
         assert other.create("wait", "c", background=True)["id"] == queued["id"]
         one.http.post(f"/responses/{queued['id']}/cancel")

@@ -89,6 +89,16 @@ async def test_unstored_responses_are_chained_on_their_connection(link: Link) ->
     link.check_law(turn)
 
 
+async def test_a_server_that_rejects_chaining_is_recognized_by_an_unstored_response(
+    link: Link,
+) -> None:
+    """A rejection of the parameter concerns all responses, not only the one that its connection had."""
+    turn = await send(link, Turn(), "I am Ada.")
+    link.server.faults.set("refuse_previous_response_id=zdr")
+    turn = await send(link, turn, FIRST_QUESTION)
+    assert link.engine.plan(turn.append(user("And now?"))).mode_reason == "unsupported"
+
+
 async def test_streams_are_passed_on_as_they_arrive(gated: Link, model: GatedModel) -> None:
     """The first delta is yielded before the second has been generated."""
     deltas: list[str] = []
@@ -323,6 +333,7 @@ async def test_redirect_is_not_followed(status: int, is_other_origin: bool) -> N
                     await engine.run(Turn([user("x")]))
     assert received == []
     assert (exc_info.value.status, exc_info.value.retryable) == (status, False)
+    assert "no WebSocket endpoint" not in str(exc_info.value)
 
 
 HEADERS = {"Retry-After": 7, "X-Request-Id": "req_1"}

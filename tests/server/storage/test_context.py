@@ -77,6 +77,18 @@ def test_digests_do_not_depend_on_when_they_are_computed() -> None:
     assert len(extend(compute=False)) == 3
 
 
+def test_digests_do_not_depend_on_the_parts_of_a_context() -> None:
+    """The prefixes are those of the items, however many of them each request added."""
+    items = [make_message(f"{number}") for number in range(4)]
+    whole = extend_context(EMPTY_CONTEXT, items, items, tokens=1, size=1)
+    context = EMPTY_CONTEXT
+    for part in (items[:1], items[1:3], items[3:]):
+        context = extend_context(context, part, part, tokens=1, size=1)
+    digests = [digest for digest, _ in context.iter_prefixes()]
+    assert digests == [digest for digest, _ in whole.iter_prefixes()]
+    assert len(set(digests)) == 4
+
+
 def test_cache_drops_old_leaves_first() -> None:
     """A context remains in the cache while the cache has a child of it; only a leaf can be discarded."""
     cache = ContextCache(max_bytes=5 * SIZE)
