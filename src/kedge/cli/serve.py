@@ -199,12 +199,20 @@ def local_url(listener: socket.socket) -> str:
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
+SWITCH_SECONDS = 0.001
+"""The time that a thread with a computation keeps the interpreter while the loop of a server waits for it."""
+
+
 def _announce(facts: dict[str, str], line: str) -> None:
-    """Print where a server listens, and exclude the objects that were created at its start from garbage collection."""
+    """Print where a server listens, and prepare the interpreter of its process for short waits of the loop.
+
+    The objects that were created at its start are excluded from garbage collection.
+    """
     echo(json.dumps(facts) if is_json() else line)
     sys.stdout.flush()
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 async def run_uvicorn(app: Any, listener: socket.socket, **options: Any) -> None:

@@ -111,7 +111,7 @@ def make_inflater(encoding: str) -> Inflater | None:
     return inflate
 
 
-PART_BYTES = 16 * 1024
+PART_BYTES = 4096
 """The bytes of a stream that are decoded before other tasks may run."""
 
 
