@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 import kedge.testing
-from kedge.errors import CannotServe, InvalidScript, InvalidSetting
+from kedge.errors import CannotServe, InvalidScript, InvalidSetting, InvalidType, UnknownSetting
 from kedge.server.settings import Settings
 from kedge.testing import TestServer, serve
 
@@ -118,3 +118,15 @@ def test_the_package_needs_no_pytest_and_loads_the_server_lazily() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = kedge.testing.nothing  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_wrong_settings_are_named() -> None:
+    """A misspelled setting, a value of a wrong type and other settings are rejected before the server starts."""
+    wrong: Any
+    for wrong, error, message in (
+        ({"retentoin": 60}, UnknownSetting, "did you mean 'retention'"),
+        ({"db": 5}, InvalidType, "db must be str, not int"),
+        ({"settings": 5}, InvalidType, "settings must be Settings, not int"),
+    ):
+        with pytest.raises(error, match=message), serve(**wrong):
+            pass

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.argument_types import checked
-from kedge.arguments import read_variable
+from kedge.arguments import check_type, read_variable
 from kedge.backends.engine_model import DEFAULT_WINDOW, EngineModel
 from kedge.errors import CannotConnect, InvalidSetting, find_similar
 from kedge.practice import Script
@@ -68,6 +68,7 @@ def open_model(
     Example:
         >>> settings = Settings(model=open_model("ollama:llama3.2", window=16_384))
     """
+    check_type("name", str, name)
     kind, _, rest = model.partition(":")
     if kind in BUILTIN_MODELS:
         if kind == "script" and not rest:

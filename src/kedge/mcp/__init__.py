@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.argument_types import checked
+from kedge.arguments import check_type
 from kedge.errors import CannotConnect, describe_extra
 from kedge.event_loops import run_sync
 from kedge.tools import Toolbox
@@ -95,6 +96,7 @@ def mcp_tools(
             chat = Chat("openai:gpt-5.1", tools=files)
         ```
     """
+    check_type("name", str, name)
     require_mcp()
     from kedge.mcp.client import open_tools
     from kedge.mcp.content import McpOptions

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kedge.errors import InvalidSetting
+from kedge.arguments import check_type
+from kedge.errors import InvalidSetting, UnknownSetting
 from kedge.practice.model import Script
 from kedge.server.faults import Faults
 from kedge.server.models import PracticeModel
@@ -130,11 +131,21 @@ def serve(settings: Settings | None = None, **changes: Any) -> Generator[TestSer
     Yields:
         The running server.
 
+    Raises:
+        InvalidSetting: A setting has an invalid value; ``UnknownSetting`` if there is none of this name.
+
     Example:
         >>> with serve(retention=60) as server:
         ...     client = OpenAI(base_url=server.base_url, api_key="any")
     """
-    base = settings or Settings(limits=Limits(shutdown_seconds=SHUTDOWN_SECONDS))
+    known = Settings.__dataclass_fields__
+    for name in changes.keys() - known:
+        raise UnknownSetting(name, known, "a server")
+    if settings is None:
+        base = Settings(limits=Limits(shutdown_seconds=SHUTDOWN_SECONDS))
+    else:
+        check_type("settings", Settings, settings)
+        base = settings
     server = TestServer(replace(base, **changes))
     server.start()
     try:
