@@ -122,7 +122,7 @@ async def _run_conversations(
     """CPU milliseconds of every turn, of the bare client and of ours, in alternating rounds."""
     from openai import AsyncOpenAI
 
-    from kedge.chat import Chat
+    from kedge.conversation import Chat
     from kedge.middleware import tools, with_middleware
     from kedge.providers import connect
     from kedge.store import open_store
@@ -225,7 +225,7 @@ async def _measure_cpu(work: Awaitable[object]) -> float:
 
 def _measure_sync() -> Row:
     """CPU of a turn by ``engine.sync.run`` against ``await engine.run``, in alternating rounds."""
-    from kedge.event_loops import run_sync
+    from kedge._internal.event_loops import run_sync
     from kedge.providers import connect
     from kedge.turns import Turn, user
 

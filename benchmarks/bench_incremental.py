@@ -22,7 +22,7 @@ from openai import AsyncOpenAI
 
 from benchmarks.servers import Process, run_kedge, run_server
 from benchmarks.table import Row
-from kedge.incremental import chain, chain_report
+from kedge.chaining import chain, chain_report
 
 BASELINE = "the same client without chain"
 TURNS = 60
@@ -157,7 +157,7 @@ def _measure_memory() -> Row:
             server_request = {"model": "m", "input": history}
             history += http.post("/responses", json=server_request).json()["output"]
 
-    from kedge.incremental import MemoryIndex
+    from kedge.chaining import MemoryIndex
 
     with httpx2.Client(
         transport=httpx2.MockTransport(answer), base_url="https://api.openai.com/v1"

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 
 from benchmarks.table import Row, compare_cpu
-from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work
+from kedge._internal.display import MAX_MARKDOWN_WORK, estimate_markdown_work
 from kedge.web.page_templates import MAX_LENGTH, PageMarkdown
 
 BASELINE = "a usual answer of the same estimated work"

@@ -21,8 +21,8 @@ from benchmarks.bench_store import make_exchange, make_row
 from benchmarks.table import Row
 from kedge.analytics import analyze
 from kedge.conversation import Conversation
-from kedge.database.transactions import Tx
 from kedge.store import Store, open_store
+from kedge.store.database.transactions import Tx
 from kedge.store.summaries import list_summaries
 from kedge.turns import user
 

@@ -14,11 +14,11 @@ import tracemalloc
 from typing import Any
 
 from benchmarks.table import Row, compare_cpu, cpu_seconds
-from kedge.chat.state import ChatState, decode_state, encode_state, state_from_turn
 from kedge.compaction import BlockCounter
+from kedge.conversation.chat_state import ChatState, decode_state, encode_state, state_from_turn
 from kedge.planning import plan_request, prefix_digest, record_response
-from kedge.tokens import TiktokenCounter
 from kedge.turns import Block, Source, Turn, assistant, dump_block, tool_call, tool_result, user
+from kedge.usage.tokens import TiktokenCounter
 
 BASELINE = "json of the same data"
 SCOPE = "openai/api.openai.com/v1/0123456789abcdef"

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from benchmarks.table import Row, compare_cpu
-from kedge.events import Assembler, Outcome, ResponsesDecoder
+from kedge.events import Outcome
+from kedge.wire import Assembler, ResponsesDecoder
 
 BASELINE = "the openai SDK's typed stream"
 BURST, LONG = 2_000, 20_000

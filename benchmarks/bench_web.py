@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.table import Row, compare_cpu, cpu_seconds
-from kedge.database.transactions import Tx
 from kedge.providers import connect
 from kedge.server.settings import Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
 from kedge.store import ConversationRow, RequestRecord, open_store
 from kedge.store import Node as StoredNode
+from kedge.store.database.transactions import Tx
 from kedge.store.nodes import insert_node
 from kedge.store.stored_blocks import to_stored_block
 from kedge.store.tree import GraphNode, Totals, build_response_graph, compute_layout, read_tree

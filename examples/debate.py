@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from kedge import run_sync
-from kedge.practice import Script
 from kedge.server.models import PracticeModel
+from kedge.server.practice_model import Script
 from kedge.store import open_store
 from kedge.testing import serve
 from kedge.workflows import DebateResult, ModelJudge, Side, debate, load_workflow

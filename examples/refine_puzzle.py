@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from kedge import run_sync
-from kedge.practice import Script
 from kedge.server.models import PracticeModel
+from kedge.server.practice_model import Script
 from kedge.store import open_store
 from kedge.testing import serve
 from kedge.workflows import RefineResult, Verdict, refine

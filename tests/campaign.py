@@ -56,11 +56,16 @@ STEPS = (
     Step("planning laws, random examples", (*PYTEST, "tests/planning/test_laws.py"), 1),
     Step(
         "other property tests, random examples",
-        (*PYTEST, "tests/turns", "tests/planning", "tests/events", "tests/practice"),
+        (*PYTEST, "tests/turns", "tests/planning", "tests/events", "tests/server/practice_model"),
         1,
     ),
     Step("transcripts cut at every byte", (*PYTEST, "tests/events", "-k", "cut_at_any_byte"), 1),
-    Step("damaged chat states", (*PYTEST, "tests/chat/test_state.py"), 100_000, "KEDGE_MUTATIONS"),
+    Step(
+        "damaged chat states",
+        (*PYTEST, "tests/conversation/chat/test_state.py"),
+        100_000,
+        "KEDGE_MUTATIONS",
+    ),
     Step(
         "kill -9 of a store's writer", (*PYTEST, "tests/store/test_faults.py"), 200, "KEDGE_KILLS"
     ),

@@ -146,7 +146,7 @@ def _rank_item(item: pytest.Item) -> int:
 # loads it once.
 SHARED_RESOURCES = {
     "tests/web/browser/": "browser",
-    "tests/backends/test_engine_model.py": "anthropic",
+    "tests/server/engine_models/test_engine_model.py": "anthropic",
     "tests/engines/test_sdk_client.py": "anthropic",
     "tests/server/routes/messages/test_endpoint.py": "anthropic",
     "tests/server/test_sdk_objects.py": "anthropic",

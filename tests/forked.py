@@ -28,8 +28,13 @@ import anyio
 MODULES = (
     *("kedge", "kedge.cli.auth", "kedge.cli.batch", "kedge.cli.chat", "kedge.cli.chat_output"),
     *("kedge.cli.chat_session", "kedge.cli.serve", "kedge.conversation.sync", "kedge.engines.sync"),
-    *("kedge.engines.http_client", "kedge.prices", "kedge.providers.practice_memory"),
-    *("kedge.proxy", "kedge.server.app", "kedge.server.settings", "kedge.server.uvicorn_server"),
+    *("kedge.engines.http_client", "kedge.usage.prices", "kedge.providers.practice_memory"),
+    *(
+        "kedge.chaining.proxy",
+        "kedge.server.app",
+        "kedge.server.settings",
+        "kedge.server.uvicorn_server",
+    ),
     *("kedge.web", "kedge.workflows", "prompt_toolkit", "pydantic", "websockets"),
     "anyio._backends._asyncio",
 )
@@ -141,7 +146,7 @@ def main(control: socket.socket) -> None:
     """Fork for each request, and run what it names in the new process."""
     for name in MODULES:
         importlib.import_module(name)
-    from kedge.tokens import get_encoding
+    from kedge.usage.tokens import get_encoding
 
     get_encoding()
     gc.freeze()

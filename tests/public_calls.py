@@ -6,26 +6,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import kedge
-from kedge import analytics, batch, compaction, conversation, middleware, store, tokens, workflows
+from kedge import analytics, batch, compaction, conversation, middleware, store, workflows
 from kedge.analytics import Selection
-from kedge.backends import load_models, open_model
-from kedge.chat import Chat
+from kedge.chaining import MemoryIndex, StoreIndex
+from kedge.chaining.proxy import create_proxy_app
 from kedge.compaction import MessageLimitCompactor
 from kedge.config import load_config
-from kedge.conversation import Conversation
+from kedge.conversation import Chat, Conversation
 from kedge.engines import ResendLimit, messages_from_blocks, to_output_schema
-from kedge.incremental import MemoryIndex, StoreIndex
 from kedge.middleware.compose import StackSettings
 from kedge.observe import get_logger, log_to_stderr
 from kedge.planning import find_problems, get_state, prefix_digest, render
-from kedge.prices import Price, load_prices
+from kedge.providers import load_models, open_model
 from kedge.providers.clients import ConnectSettings
-from kedge.proxy import create_proxy_app
 from kedge.server.settings import Limits, Settings
 from kedge.store import TokenRegistry, open_store
 from kedge.tools import Deny, Edit, Grammar, Toolbox, run_calls
 from kedge.tools.tool import ToolOptions
-from kedge.turns import Turn, assistant, blocks_from_messages, dump, dumps, user
+from kedge.turns import Turn, assistant, dump, dumps, user
+from kedge.usage import tokens
+from kedge.usage.prices import Price, load_prices
+from kedge.wire import blocks_from_messages
 
 TURN = Turn([user("Hello"), assistant("Hi."), user("Bye")])
 FIRST = TURN.blocks[0]

@@ -17,7 +17,7 @@ STYLE = (
     "text{font:13px monospace;fill:#1f2328;text-anchor:middle} .b{fill:#fff;stroke:#57606a} "
     ".s{fill:#dbeafe;stroke:#1d4ed8}"
 )
-PURE = {"errors", "turns", "planning", "events"}
+PURE = {"errors", "turns", "planning", "events", "wire"}
 
 
 def read_layers() -> list[list[str]]:

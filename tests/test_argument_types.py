@@ -11,8 +11,8 @@ import pytest
 import public_calls
 from for_each import for_each
 from kedge import Conversation
-from kedge.argument_types import check_fields, checked
-from kedge.arguments import describe_value
+from kedge._internal.argument_types import check_fields, checked
+from kedge._internal.arguments import describe_value
 from kedge.errors import InvalidSetting, InvalidTurn, InvalidType, KedgeError
 from kedge.store import open_store
 from kedge.turns import Block, Turn, user

@@ -136,7 +136,7 @@ RUN_STEPS = """
 import contextlib, gc, importlib, os, runpy, sys
 for name in sys.argv[2:]:
     importlib.import_module(name)  # which each process would import again
-importlib.import_module("kedge.tokens").get_encoding()
+importlib.import_module("kedge.usage.tokens").get_encoding()
 gc.freeze()
 for number in range(int(sys.argv[1])):
     process = os.fork()

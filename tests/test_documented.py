@@ -18,14 +18,14 @@ from starlette.routing import Route
 
 import kedge
 from kedge import errors
+from kedge.chaining import rewrite
+from kedge.chaining.proxy import create_proxy_app
 from kedge.cli.chat_session import SLASH_COMMANDS
-from kedge.config import SETTINGS
+from kedge.config.settings import SETTINGS
 from kedge.events.run import ResendReason
-from kedge.incremental import rewrite
+from kedge.evidence import evidence
 from kedge.mcp import server as mcp_server
-from kedge.memory import evidence
 from kedge.planning.cache_plan import CacheHint, CacheMiss
-from kedge.proxy import create_proxy_app
 from kedge.server import app as server_app
 from kedge.server.settings import Settings
 from kedge.tools import ToolOutcome

@@ -8,10 +8,10 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from for_each import for_each
+from kedge._internal.access_tokens import AccessToken, TokenUse
+from kedge.chaining.proxy.access import ProxyFrontEnd
 from kedge.errors import StoreBusy
 from kedge.mcp.server import McpFrontEnd
-from kedge.proxy.access import ProxyFrontEnd
-from kedge.security.access_tokens import AccessToken, TokenUse
 from kedge.server.access import AccessPolicy
 from kedge.server.http import ServerFrontEnd
 from kedge.server.request_log import FrontEnd, RequestMiddleware

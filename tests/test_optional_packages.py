@@ -23,7 +23,7 @@ SERVE = """
 import sys
 sys.modules.update(dict.fromkeys(("openai", "cryptography")))
 from kedge import Turn, connect, user
-from kedge.chat import Chat, new_key
+from kedge.conversation import Chat, new_key
 from kedge.cli import main
 from kedge.errors import InvalidSetting
 from kedge.testing import serve

@@ -17,15 +17,16 @@ from msgspec import Struct
 import kedge
 from for_each import for_each
 from kedge import turns
-from kedge.backends import Models
 from kedge.batch.files import BatchLine, LineResult, summarize_results
 from kedge.batch.run import BatchJob
-from kedge.chat.state import build_report
+from kedge.chaining.report import ReportBuilder
+from kedge.conversation.chat_state import build_report
 from kedge.engines import Request, to_output_schema
-from kedge.events import ItemCompleted, OpaqueEvent, ResponsesDecoder
-from kedge.incremental.report import ReportBuilder
+from kedge.events import ItemCompleted, OpaqueEvent
+from kedge.providers import Models
 from kedge.server import faults
 from kedge.tools import Edit
+from kedge.wire import ResponsesDecoder
 
 HEAVY_MODULES = (
     "anyio",
@@ -92,10 +93,9 @@ def test_importing_the_root_loads_nothing_else() -> None:
 
 
 UNUSED_PACKAGES = (
-    *("backends", "batch", "chat", "cli", "config", "conversation", "database", "incremental"),
-    *("mcp", "middleware", "practice", "prices", "proxy", "server", "store", "tools", "web"),
-    *("workflows", "engines.anthropic", "engines.chat_completions", "engines.websocket"),
-    *("events.anthropic", "events.chat_completions"),
+    *("batch", "chaining", "cli", "config", "conversation", "mcp", "middleware", "server", "store"),
+    *("tools", "usage.prices", "web", "workflows", "wire.anthropic", "wire.chat_completions"),
+    *("engines.anthropic", "engines.chat_completions", "engines.websocket"),
 )
 """Packages and modules that an engine of the Responses API does not need before its first request."""
 
@@ -190,8 +190,8 @@ FROZEN_VALUES = (
         {"type": "response.output_text.delta", "delta": "a", "logprobs": [{"token": "a"}]}
     ),
 )
-BORROWED = {"PracticeRequest"}
-"""Classes whose values share the server's own items, which may be too large to copy for each request."""
+BORROWED = {"PracticeRequest", "Settings"}
+"""Classes whose values share their collections with the server, which may be too large to copy for each request."""
 
 
 def find_mutable(value: object) -> list[object]:

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.servers import Process
 
 import soak
+from chaining.proxy.running import serve_proxy
 from kedge.testing import serve
-from proxy.running import serve_proxy
 
 
 async def test_a_soak_measures_every_process(

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 HOMES: dict[str, str] = {
     # Engines
-    "Chat": "kedge.chat",
-    "ChatReply": "kedge.chat",
+    "Chat": "kedge.conversation",
+    "ChatReply": "kedge.conversation",
     "Conversation": "kedge.conversation",
-    "chain": "kedge.incremental",
-    "chain_report": "kedge.incremental",
+    "chain": "kedge.chaining",
+    "chain_report": "kedge.chaining",
     "connect": "kedge.providers",
     "mcp_tools": "kedge.mcp",
     "open_store": "kedge.store",
     "Reply": "kedge.engines",
     "TextDelta": "kedge.events",
-    "run_sync": "kedge.event_loops",
+    "run_sync": "kedge._internal.event_loops",
     "tool": "kedge.tools",
-    "unchain": "kedge.incremental",
+    "unchain": "kedge.chaining",
     "with_middleware": "kedge.middleware",
     # Turns
     "Turn": "kedge.turns",
@@ -65,8 +65,12 @@ __all__ = list(HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - the test 
 if TYPE_CHECKING:
     __version__: str
 
-    from kedge.chat import Chat as Chat
-    from kedge.chat import ChatReply as ChatReply
+    from kedge._internal.event_loops import run_sync as run_sync
+    from kedge.chaining import chain as chain
+    from kedge.chaining import chain_report as chain_report
+    from kedge.chaining import unchain as unchain
+    from kedge.conversation import Chat as Chat
+    from kedge.conversation import ChatReply as ChatReply
     from kedge.conversation import Conversation as Conversation
     from kedge.engines import Reply as Reply
     from kedge.errors import AnswerIncomplete as AnswerIncomplete
@@ -87,11 +91,7 @@ if TYPE_CHECKING:
     from kedge.errors import ServerFailed as ServerFailed
     from kedge.errors import StoreError as StoreError
     from kedge.errors import Unreachable as Unreachable
-    from kedge.event_loops import run_sync as run_sync
     from kedge.events import TextDelta as TextDelta
-    from kedge.incremental import chain as chain
-    from kedge.incremental import chain_report as chain_report
-    from kedge.incremental import unchain as unchain
     from kedge.mcp import mcp_tools as mcp_tools
     from kedge.middleware import with_middleware as with_middleware
     from kedge.providers import connect as connect
@@ -117,7 +117,7 @@ else:
                 return metadata.version("kedge-llm")  # on PyPI, ``kedge`` is another project
             except metadata.PackageNotFoundError:
                 return "unknown"
-        return import_module("kedge.text.lazy_names").make_getattr(__name__, HOMES)(name)
+        return import_module("kedge._internal.lazy_names").make_getattr(__name__, HOMES)(name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *HOMES})

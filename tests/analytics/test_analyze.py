@@ -27,11 +27,11 @@ from kedge.analytics import (
 )
 from kedge.conversation import Conversation
 from kedge.errors import InvalidSetting
-from kedge.prices import Price, Prices
 from kedge.store import Store, open_store, response_sums
 from kedge.store.records import ResponseStatus
 from kedge.store.summaries import list_summaries
 from kedge.testing import TestServer
+from kedge.usage.prices import Price, Prices
 
 
 async def create_writer(store: Store, **options: Any) -> ResponseWriter:
@@ -374,7 +374,7 @@ async def test_conversations_sum_to_the_totals(
     store: Store, monkeypatch: pytest.MonkeyPatch, named: int
 ) -> None:
     """Conversations are listed by number of requests, within the selection and the limit."""
-    module = import_module("kedge.analytics")
+    module = import_module("kedge.analytics.queries")
     monkeypatch.setattr(module, "MAX_NAMED_ROWS", named)
     assert await analyze_conversations(store) == ()
     writers = [await create_writer(store, title=f"number {number}") for number in (1, 2, 3)]

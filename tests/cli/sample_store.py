@@ -9,12 +9,12 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
+from kedge._internal.event_loops import run_sync
 from kedge.cli import group
 from kedge.cli.store_options import model_references, remember
 from kedge.config import store_url
 from kedge.conversation import Conversation
 from kedge.conversation.lookup import MODEL_KEY
-from kedge.event_loops import run_sync
 from kedge.store import open_store
 from kedge.testing import serve
 from kedge.testing.server import TestServer

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from for_each import for_each
+from kedge._internal.display import MAX_MARKDOWN_WORK, estimate_markdown_work, sanitize_text
 from kedge.cli.chat_output import MarkdownOutput, split_settled
 from kedge.events import ReasoningDelta, TextDelta
 from kedge.events.run import ToolStarted
-from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work, sanitize_text
 from kedge.turns import tool_call
 
 

@@ -9,10 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from for_each import for_each
-from kedge.cli import COMMANDS, group
+from kedge.cli import group
+from kedge.cli.commands import COMMANDS
 from kedge.cli.doctor import COMPLETE_VARIABLE, SHELLS, completion_command
 from kedge.cli.doctor import config_command as command
-from kedge.config import SETTINGS
+from kedge.config.settings import SETTINGS
 
 TOKEN = "planted-token-0123456789abcdef"
 

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from cli.sample_store import execute, run_command, run_json, serve_sample_store
-from kedge.chat import Chat
+from kedge._internal.event_loops import run_sync
 from kedge.cli import group
 from kedge.cli.inspect import inspect_file
 from kedge.cli.store_options import (
@@ -25,8 +25,8 @@ from kedge.cli.store_options import (
     run_with_store,
 )
 from kedge.config import store_url
+from kedge.conversation import Chat
 from kedge.errors import KedgeError, StoreFull
-from kedge.event_loops import run_sync
 from kedge.providers import connect
 from kedge.store import nodes, open_store
 from kedge.testing.server import TestServer

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from cli.sample_store import run_command, serve_sample_store
+from kedge._internal.display import escape_json, escape_text, sanitize_styled, sanitize_text
 from kedge.cli import group
-from kedge.text.display import escape_json, escape_text, sanitize_styled, sanitize_text
 
 HOSTILE = (
     "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b[8mhid\x9b5m\x9d0;t\x9c\u202eevil\u2066\u200f\rCR\x7f\x08"

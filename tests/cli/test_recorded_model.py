@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from cli.sample_store import run_command, run_json
+from kedge._internal.event_loops import run_sync
 from kedge.cli.store_options import model_references, parse_time, remember, run_with_store
 from kedge.config import store_url
 from kedge.conversation import Conversation
-from kedge.event_loops import run_sync
 from kedge.store import open_store
 from kedge.testing import serve
 from kedge.testing.server import TestServer

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from for_each import for_each
 from forked import ForkedProcess
+from kedge._internal.urls import is_loopback
 from kedge.cli import serve
 from kedge.cli.serve import command, local_url
 from kedge.config import data_dir
-from kedge.security.urls import is_loopback
 from kedge.server.settings import Settings
 from kedge.server.uvicorn_server import bind
 

@@ -29,7 +29,7 @@ from check_migrations import check_migrations
 from check_webui import run_webui
 from terminal import run_session
 
-from kedge.backends import open_model
+from kedge.providers import open_model
 from kedge.testing import serve
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from openai import AsyncOpenAI
 
 import kedge
 from app_thread import serve_app
-from kedge.proxy import create_proxy_app
+from kedge.chaining.proxy import create_proxy_app
 from kedge.testing import serve
 
 SCRIPT = [

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kedge.incremental.rewrite import join_object, split_array, split_object
+from kedge.chaining.rewrite import join_object, split_array, split_object
 
 Send = Callable[[list[Any], str], Awaitable[tuple[str, list[Any]]]]
 """Resends a history with a new message; returns the text, and the messages of the new turn."""

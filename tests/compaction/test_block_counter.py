@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from compaction.histories import make_exchanges
 from kedge.compaction import BlockCounter, base
 from kedge.planning import prefix_digest
-from kedge.tokens import DEFAULT_COUNTER, TiktokenCounter, count_items
 from kedge.turns import Block, Turn, item_from_block, reasoning
+from kedge.usage.tokens import DEFAULT_COUNTER, TiktokenCounter, count_items
 from strategies import blocks
 
 

@@ -37,11 +37,11 @@ from kedge.compaction import (
     is_summary,
     run_compactor,
 )
+from kedge.engines.output_schema import CORRECTION_ORIGIN
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
 from kedge.middleware import compact
 from kedge.planning import ConversationState, get_state, plan_request, record_response, set_state
-from kedge.schemas.output_schema import CORRECTION_ORIGIN
 from kedge.turns import (
     Block,
     Turn,

@@ -7,7 +7,6 @@ import pytest
 
 from for_each import for_each
 from kedge.config import (
-    SETTINGS,
     Config,
     load_config,
     mask,
@@ -16,6 +15,7 @@ from kedge.config import (
     read_config_file,
     store_url,
 )
+from kedge.config.settings import SETTINGS
 from kedge.errors import CannotOpenStore, InvalidSetting
 
 TOKEN = "planted-token-0123456789abcdef"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge.config import SETTINGS, store_url
-from kedge.config.settings import OTHER_VARIABLES
+from kedge.config import store_url
+from kedge.config.settings import OTHER_VARIABLES, SETTINGS
 from kedge.errors import CannotOpenStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"

@@ -8,7 +8,7 @@ from engines.runs import last_context, last_text, read_until, send_lines
 from kedge import Conversation
 from kedge.engines import ResponsesEngine
 from kedge.errors import RequestRefused
-from kedge.memory.object_claims import ObjectClaims
+from kedge.evidence.object_claims import ObjectClaims
 from kedge.planning import get_state
 from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve

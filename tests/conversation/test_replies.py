@@ -11,14 +11,14 @@ import pytest
 from conversation.conftest import Connect, add
 from kedge import Conversation, Turn, user
 from kedge.analytics import analyze
-from kedge.chat import Chat, ChatReply
+from kedge.conversation import Chat, ChatReply
 from kedge.engines import Reply
 from kedge.errors import InvalidSetting
 from kedge.observe import metrics
-from kedge.prices import sum_costs
 from kedge.store import RequestRecord, Store
 from kedge.testing import TestServer
 from kedge.turns import tool_result
+from kedge.usage.prices import sum_costs
 from kedge.web.dashboard import build_dashboard
 from kedge.web.page_templates import render
 

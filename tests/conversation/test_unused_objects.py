@@ -13,7 +13,7 @@ from kedge.engines import ResponsesEngine
 from kedge.engines.responses import delete_unused_objects
 from kedge.engines.stored_items import ConversationObjects
 from kedge.errors import EngineError
-from kedge.memory.object_claims import ObjectClaims, UnusedObject
+from kedge.evidence.object_claims import ObjectClaims, UnusedObject
 from kedge.planning import get_state
 from kedge.store import Store, response_index
 from kedge.testing import TestServer, serve

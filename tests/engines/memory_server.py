@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from engines.fake_server import complete_response, json_response, message_item, sse_response
 from kedge.errors import StoreError
-from kedge.tokens import count_items
+from kedge.usage.tokens import count_items
 
 Item = dict[str, Any]
 Body = dict[str, Any]

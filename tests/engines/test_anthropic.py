@@ -30,7 +30,7 @@ from kedge.engines.anthropic import (
 )
 from kedge.engines.param_rules import map_params
 from kedge.errors import AnswerIncomplete, UnsupportedBlock, UnsupportedParameter
-from kedge.events import AnthropicDecoder, ResponseCompleted, Usage
+from kedge.events import ResponseCompleted, Usage
 from kedge.events.run import Healed
 from kedge.planning import plan_request
 from kedge.providers import connect
@@ -53,6 +53,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
+from kedge.wire import AnthropicDecoder
 
 COMPACTION = {"type": "compaction", "content": "Summary of everything.", "signature": "s"}
 FREE_CALL = tool_call("f", "text", call_id="c", custom=True)

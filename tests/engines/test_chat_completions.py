@@ -35,7 +35,6 @@ from kedge.turns import (
     RefusalPart,
     Turn,
     assistant,
-    blocks_from_messages,
     file,
     image,
     opaque,
@@ -45,6 +44,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
+from kedge.wire import blocks_from_messages
 
 AUDIO = {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}
 OPEN = tool_call("f", "{}", call_id="c")

@@ -15,7 +15,7 @@ from kedge.engines import stored_items
 from kedge.errors import AnswerIncomplete, RequestRefused, ServerFailed, StreamCut
 from kedge.events import Event, TextDelta
 from kedge.events.run import FellBack, Healed, ModeChanged, ServerForgot
-from kedge.memory.object_claims import ObjectClaims
+from kedge.evidence.object_claims import ObjectClaims
 from kedge.planning import get_state, set_state
 from kedge.testing import TestServer
 from kedge.turns import AssistantBlock, Turn, assistant, user

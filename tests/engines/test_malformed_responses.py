@@ -35,13 +35,13 @@ from kedge.errors import (
     StreamTooLarge,
 )
 from kedge.events import Event, RefusalDelta, TextDelta
-from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
 from kedge.observe import TRACE, reset, snapshot
 from kedge.planning import ConversationState, record_response, set_state
 from kedge.providers import connect
 from kedge.testing import TestServer
 from kedge.turns import Turn, assistant, user
+from kedge.wire.responses import ResponsesDecoder
 
 KEY = "sk-planted-in-this-test"
 USER_TEXT = "planted words of a user"

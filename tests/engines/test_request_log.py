@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from engines.conftest import open_engine
 from engines.runs import read_until
 from kedge import Chat, Conversation, open_store
+from kedge._internal.display import format_size
 from kedge.engines import Engine, Events, Request
 from kedge.errors import EngineError
 from kedge.events import ResponseStarted
@@ -22,7 +23,6 @@ from kedge.observe.logs import get_fields
 from kedge.planning import find_running, get_state, set_state
 from kedge.providers import connect
 from kedge.testing import TestServer
-from kedge.text.display import format_size
 from kedge.turns import Turn, dumps, loads, system, user
 from server.waiting import wait_until_async
 

@@ -13,7 +13,7 @@ from kedge.engines import Engine
 from kedge.errors import InvalidSetting, ServerFailed
 from kedge.events import Event, TextDelta
 from kedge.events.run import Healed, ModeChanged, RequestPlanned, ServerForgot
-from kedge.memory.evidence import BASE_COOLDOWN, KnownServer
+from kedge.evidence.evidence import BASE_COOLDOWN, KnownServer
 from kedge.middleware import tools, with_middleware
 from kedge.planning import get_state
 from kedge.providers import connect

@@ -16,13 +16,13 @@ import pytest
 
 from for_each import for_each
 from kedge import Chat, Conversation, Turn, connect, user
-from kedge.chat import ChatReply
-from kedge.chat.chat import SyncChat
+from kedge._internal.event_loops import SyncCall, run_sync
+from kedge.conversation import ChatReply
+from kedge.conversation.chat import SyncChat
 from kedge.conversation.sync import SyncConversation
 from kedge.engines import Engine, RunStream
 from kedge.engines.sync import SyncEngine, SyncStream
 from kedge.errors import KedgeError
-from kedge.event_loops import SyncCall, run_sync
 from kedge.events import Event, TextDelta
 from kedge.testing import TestServer
 

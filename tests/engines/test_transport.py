@@ -36,6 +36,7 @@ from engines.fake_server import (
     sse_response,
 )
 from for_each import for_each
+from kedge._internal import responsive
 from kedge.engines import http_client, loading, transport
 from kedge.engines.http_client import MAX_RETRY_AFTER, HttpClient, Timeouts, find_proxy
 from kedge.engines.http_errors import MAX_MESSAGE_LENGTH, ErrorBuilder
@@ -60,7 +61,6 @@ from kedge.errors import (
     StreamTooLarge,
     Unreachable,
 )
-from kedge.event_loops import responsive
 from kedge.events import ResponseStarted
 from kedge.planning import get_state
 from kedge.providers import connect

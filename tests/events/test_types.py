@@ -13,7 +13,6 @@ from msgspec import structs
 
 import kedge.events
 import kedge.events.run
-from events.streams import PASSED_ON
 from kedge.events import (
     Event,
     ItemCompleted,
@@ -24,6 +23,7 @@ from kedge.events import (
 )
 from kedge.events.types import AnomalyKind, OutcomeStatus, ResponseFacts
 from kedge.turns import FrozenMap, thaw
+from wire.streams import PASSED_ON
 
 
 def test_event_is_immutable() -> None:

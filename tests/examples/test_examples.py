@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from forked import run_forked
-from kedge.event_loops import run_sync
+from kedge._internal.event_loops import run_sync
 from kedge.testing import TestServer, serve
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kedge.chat import Chat, new_key
+from kedge.conversation import Chat, new_key
 from kedge.engines import Engine
 from kedge.engines.base import RunStream
 from kedge.errors import EngineError

@@ -21,7 +21,7 @@ from kedge.engines import ResponsesEngine
 from kedge.errors import EngineError
 from kedge.events import Event, TextDelta
 from kedge.events.run import ServerForgot
-from kedge.memory.object_claims import ObjectClaims
+from kedge.evidence.object_claims import ObjectClaims
 from kedge.planning import get_state
 from kedge.providers import connect
 from kedge.store import open_store

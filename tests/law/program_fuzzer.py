@@ -15,9 +15,9 @@ import anyio.to_thread
 import httpx2
 from openai import AsyncOpenAI, OpenAI, OpenAIError
 
-from kedge.incremental import chain, chain_report
+from kedge.chaining import chain, chain_report
+from kedge.chaining.proxy import create_proxy_app
 from kedge.observe import snapshot
-from kedge.proxy import create_proxy_app
 from kedge.server.faults.effects import REUSED_ID
 from kedge.server.request_log import RecordedRequest
 from kedge.store import Store
@@ -111,7 +111,7 @@ class ProgramFuzzer:
     @contextmanager
     def _observe(self) -> Iterator[None]:
         """Collect the log records, and compare the growth of the metrics with the sums over the report."""
-        logger, before = logging.getLogger("kedge.incremental"), snapshot()
+        logger, before = logging.getLogger("kedge.chaining"), snapshot()
         level = logger.level
         logger.addHandler(self._logs)
         logger.setLevel(logging.INFO)

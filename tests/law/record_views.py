@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kedge import Conversation, connect
+from kedge._internal.display import HEALING_TEXTS, format_size, pluralize, shorten_id
 from kedge.analytics import analyze
 from kedge.cli.show import load_tree, render_tree
 from kedge.engines import Reply
@@ -33,7 +34,6 @@ from kedge.server.request_log import RecordedRequest
 from kedge.store import RequestRecord, Store
 from kedge.store.summaries import load_exchanges
 from kedge.testing import TestServer
-from kedge.text.display import HEALING_TEXTS, format_size, pluralize, shorten_id
 from kedge.web.app import create_page
 from kedge.web.models import ModelSelector
 from kedge.web.service import ConversationService

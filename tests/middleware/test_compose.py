@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from for_each import for_each
-from kedge.chat import Chat
 from kedge.compaction import MessageLimitCompactor, ServerCompactor
+from kedge.conversation import Chat
 from kedge.engines import Middleware
 from kedge.errors import InvalidSetting, InvalidTurn
 from kedge.middleware import (

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from engines.fake_server import connect_to, message_item, script
 from for_each import for_each
-from kedge.chat import Chat
 from kedge.compaction import (
     CompositeCompactor,
     MessageLimitCompactor,
@@ -25,7 +24,7 @@ from kedge.compaction import (
     TurnCompacted,
 )
 from kedge.compaction.base import build_result
-from kedge.conversation import Conversation
+from kedge.conversation import Chat, Conversation
 from kedge.conversation.checkpoint import WITHHELD_BODY, RunRecorder
 from kedge.engines import ContentFilters, Engine, Events, Middleware, Request, find_filters
 from kedge.errors import Blocked, InvalidSetting, StreamCut

@@ -35,13 +35,13 @@ class Target:
 
 TARGETS = (
     Target("planning", excluded=("explain.py",), tests=("law", "engines")),
-    Target("memory", tests=("law", "engines")),
-    Target("incremental", tests=("law", "proxy")),
+    Target("evidence", tests=("law", "engines")),
+    Target("chaining", tests=("law",)),
     Target("conversation", tests=("law",)),
     Target("store", excluded=("tree.py",), tests=("conversation",)),
     Target("server", excluded=("faults/*", "uvicorn_server.py"), tests=("testing",)),
-    Target("engines", excluded=("sync.py",), tests=("providers", "chat")),
-    Target("middleware", excluded=("log.py",), tests=("chat", "tools")),
+    Target("engines", excluded=("sync.py",), tests=("providers", "conversation/chat")),
+    Target("middleware", excluded=("log.py",), tests=("conversation/chat", "tools")),
 )
 PROCESS_TESTS = (
     *("tests/conversation/test_crash.py", "tests/server/test_crash.py"),

@@ -137,7 +137,7 @@ async def test_run_logs_no_secret(logged: RecordingHandler, tmp_path: Path) -> N
             logging.getLogger("kedge.mine").error("%s", exc_info.value)
     lines = [text for name, text in logged.lines if name.startswith("kedge")]
     assert len(lines) > 500
-    assert {"kedge.engines", "kedge.run", "kedge.tools", "kedge.access", "kedge.chat"} <= {
+    assert {"kedge.engines", "kedge.run", "kedge.tools", "kedge.access", "kedge.conversation"} <= {
         name for name, _ in logged.lines
     }
     leaks = [(name, text) for name, text in logged.lines for key in KEYS if key in text]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from for_each import for_each
+from kedge._internal.json_text import encode_escaped
 from kedge.errors import UnsupportedBlock
 from kedge.planning import build_input_from_blocks, covered_count, find_problems, prefix_digest
 from kedge.planning import digests as ledgers
@@ -20,7 +21,6 @@ from kedge.planning.digests import (
     get_prefix_index,
     is_compaction,
 )
-from kedge.text.json_text import encode_escaped
 from kedge.turns import (
     Block,
     FrozenMap,

@@ -10,11 +10,11 @@ from msgspec import structs
 
 from for_each import for_each
 from kedge import planning
+from kedge._internal.json_text import encode
 from kedge.errors import Unsendable, UnsupportedBlock
 from kedge.planning import AnchorRecord, ConversationState, get_state, prefix_digest, set_state
 from kedge.planning.anchors import STATE_KEY, anchor_sort_key
 from kedge.planning.render import measure_full_body
-from kedge.text.json_text import encode
 from kedge.turns import Turn, assistant, dumps, loads, tool_result, user
 from planning.recorded_turns import (
     NOW,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from for_each import for_each
+from kedge._internal.event_loops import run_sync
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngine
 from kedge.errors import CannotConnect, InvalidSetting, UnknownSetting, Unreachable
-from kedge.event_loops import run_sync
 from kedge.providers import connect, names_address, providers
 from kedge.providers.registry import PROVIDERS, find_chat_settings, resolve_ollama_url
 from kedge.testing import TestServer

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
+from kedge._internal.event_loops import run_sync
 from kedge.conversation import Conversation
-from kedge.event_loops import run_sync
 from kedge.planning import Mode
 from kedge.providers import practice_memory
 from kedge.providers.practice_memory import (
@@ -83,7 +83,7 @@ async def test_deletion_is_one_transaction(store_url: str, monkeypatch: pytest.M
             user = store.use_namespace("alice")
             _, kept = await converse(user, "a stays")
             with monkeypatch.context() as patch:
-                patch.setattr("kedge.database.responses.find_empty_conversations", fail)
+                patch.setattr("kedge.store.database.responses.find_empty_conversations", fail)
                 with pytest.raises(OSError, match="cut off"):
                     await store.delete(row)
             assert find_missing_responses([*kept, *deleted]) == set()

@@ -13,7 +13,8 @@ import kedge
 from kedge import chain_report
 from kedge.engines import Engine
 from kedge.events.run import AnswerFinished, Healed, ServerForgot
-from kedge.turns import Block, ReasoningBlock, Turn, block_from_item, blocks_from_messages, system
+from kedge.turns import Block, ReasoningBlock, Turn, block_from_item, system
+from kedge.wire import blocks_from_messages
 from recordings.answers import read_object, read_recorded
 from recordings.exchanges import Exchange, JsonObject
 from recordings.replay import RecordedServer, Run, connect_recorded, echo_anchor, run_exchange

@@ -3,7 +3,7 @@
 import httpx2
 
 from kedge.errors import InvalidTurn
-from kedge.turns import blocks_from_messages
+from kedge.wire import blocks_from_messages
 from recordings.exchanges import PATHS, Exchange, JsonObject
 
 STRICT_HOSTS = {

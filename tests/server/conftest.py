@@ -14,8 +14,8 @@ from openai.types.responses import ResponseStreamEvent
 from openresponses_types import ResponseResource
 from pydantic import TypeAdapter
 
-from kedge.practice import Script
 from kedge.server.models import PracticeModel
+from kedge.server.practice_model import Script
 from kedge.server.prepare import ResponseDraft, build_draft, resolve_request
 from kedge.server.state import ServerState
 from kedge.testing import TestServer

@@ -26,7 +26,7 @@ from kedge.server.models import (
 )
 from kedge.server.settings import Limits, Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
-from kedge.tokens import count_text
+from kedge.usage.tokens import count_text
 
 LEASE_SECONDS = 5.0
 PIECE_SECONDS = 0.01

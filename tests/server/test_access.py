@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kedge.security.access_tokens import AccessToken, TokenUse
+from kedge._internal.access_tokens import AccessToken, TokenUse
 from kedge.server.access import (
     AccessPolicy,
     check_counts,

@@ -12,7 +12,7 @@ from kedge.server.coherence import EMPTY_COHERENCE, check_calls_answered
 from kedge.server.encrypted_content import compact
 from kedge.server.models import PracticeModel
 from kedge.testing import TestServer, serve
-from kedge.tokens import count_items
+from kedge.usage.tokens import count_items
 from server.conftest import (
     CheckResponse,
     Connect,

@@ -26,7 +26,7 @@ from websockets.sync.client import connect as connect_socket
 from app_thread import run_server, serve_app
 from for_each import for_each
 from forked import ForkedProcess
-from kedge.proxy import create_proxy_app
+from kedge.chaining.proxy import create_proxy_app
 from kedge.server.connections import find_address, get_descriptor_limit, name_client
 from kedge.server.settings import Limits
 from kedge.testing import serve

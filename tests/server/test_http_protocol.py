@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from app_thread import serve_app
+from chaining.proxy.running import serve_proxy
 from for_each import for_each
 from kedge.mcp.server import create_http_app, create_mcp_server
 from kedge.server.access import AccessPolicy
@@ -24,7 +25,6 @@ from kedge.server.http_protocol import READ_BYTES
 from kedge.server.settings import Limits
 from kedge.testing import serve
 from kedge.tools import Toolbox
-from proxy.running import serve_proxy
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until
 

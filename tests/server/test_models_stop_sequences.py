@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.event_loops import run_sync
+from kedge._internal.event_loops import run_sync
 from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, OutputEvent, apply_stop_sequences
 
 

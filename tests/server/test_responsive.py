@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from for_each import for_each
+from kedge._internal.json_text import decode
 from kedge.server import http as server_http
 from kedge.server import websocket
 from kedge.server.models import (
@@ -23,7 +24,6 @@ from kedge.server.models import (
 )
 from kedge.server.storage import items as stored_items
 from kedge.testing import TestServer, serve
-from kedge.text.json_text import decode
 from server.conftest import open_client
 from server.waiting import TIMEOUT, SlowCall, wait_until, wait_until_async
 from server.websocket_client import connect_client

@@ -7,8 +7,8 @@ import pytest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from kedge._internal.access_tokens import AccessToken
 from kedge.errors import StoreBusy, StoreReplaced
-from kedge.security.access_tokens import AccessToken
 from kedge.server import request_log
 from kedge.server.access import Grant
 from kedge.server.request_log import RevocationWatch

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from kedge._internal.json_text import decode
 from kedge.server.encrypted_content import ReasoningPayload
 from kedge.server.errors import ApiError
 from kedge.server.object_forms import normalize_items
 from kedge.server.response_run import ResponseRun
 from kedge.server.settings import DAY, Limits, Settings
 from kedge.server.state import ServerState
-from kedge.text.json_text import decode
 from postgresql import create_schema
 from server.conftest import count_nodes, prepare_draft
 from strategies import scale_examples

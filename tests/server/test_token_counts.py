@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from kedge import tokens
 from kedge.server.object_forms import MIN_THREAD_CHARS
 from kedge.testing import TestServer, serve
+from kedge.usage import tokens
 from server.conftest import rejects
 from server.gated_model import GatedModel
 

@@ -10,8 +10,8 @@ from openai import OpenAI
 
 from anthropic_sdk import make_anthropic
 from for_each import for_each
-from kedge.backends import open_model
 from kedge.errors import InvalidSetting
+from kedge.providers import open_model
 from kedge.testing import TestServer, serve
 from server.conftest import open_client
 from server.websocket_client import connect_client

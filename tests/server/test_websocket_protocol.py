@@ -11,7 +11,7 @@ from itertools import islice
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from kedge.event_loops import responsive
+from kedge._internal import responsive
 from kedge.server import websocket_protocol
 from kedge.testing import TestServer
 from server.conftest import open_client

@@ -15,7 +15,7 @@ from importlib import import_module
 from kedge import Conversation, assistant, user
 from kedge.errors import HeadConflict, NotInStore
 from kedge.store import ConversationRow, Incident, Node, Store, Telemetry, open_store
-from kedge.tokens import get_encoding
+from kedge.usage.tokens import get_encoding
 
 SHARED = [user(f"shared text {number}", id=f"blk_shared_{number}") for number in range(5)]
 TELEMETRY = Telemetry((Incident("healed", "gone", "scope", 5.0),))

@@ -10,9 +10,9 @@ import pytest
 from for_each import for_each
 from kedge import Conversation, InvalidSetting, Turn, chain, connect, open_store, unchain, user
 from kedge.analytics import analyze, analyze_conversations, analyze_over_time
+from kedge.chaining import StoreIndex
+from kedge.chaining.proxy import create_proxy_app
 from kedge.conversation import find_anchors, with_stored_anchors
-from kedge.incremental import StoreIndex
-from kedge.proxy import create_proxy_app
 from kedge.store import TokenRegistry
 from kedge.workflows import Side, Step, debate, list_workflows, load_workflow, refine, steps
 

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from kedge import user
-from kedge.database.transactions import Tx
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.store import Store, open_store
+from kedge.store.database.transactions import Tx
 from kedge.store.delete import delete_unchanged
 from kedge.store.search import list_groups, rewrite_group
 from kedge.store.search_query import TEXT_INDEXES

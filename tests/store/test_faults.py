@@ -15,8 +15,6 @@ import pytest
 from forked import run_forked_async
 from kedge import Conversation, user
 from kedge.analytics import analyze
-from kedge.database.sqlite import SQLiteDatabase
-from kedge.database.transactions import Tx
 from kedge.errors import (
     CannotOpenStore,
     StoreBusy,
@@ -27,6 +25,8 @@ from kedge.errors import (
 )
 from kedge.events import AnswerFinished
 from kedge.store import TokenRegistry, open_store
+from kedge.store.database.sqlite import SQLiteDatabase
+from kedge.store.database.transactions import Tx
 from kedge.store.open import open_current_database
 from kedge.testing import TestServer
 from store.crash_writer import check_store

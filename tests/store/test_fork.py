@@ -9,7 +9,7 @@ IGNORE_WARNING = (
 SCRIPT = """
 import os, signal, sys
 from kedge import Conversation, Turn, connect, open_store, user
-from kedge.incremental import StoreIndex
+from kedge.chaining import StoreIndex
 from kedge.testing import serve
 
 url = sys.argv[1]
@@ -50,7 +50,7 @@ def test_a_forked_process_continues_with_its_own_connections(store_url: str) -> 
 
 CLOSING_SCRIPT = """
 import os, signal, sys
-from kedge.incremental import StoreIndex
+from kedge.chaining import StoreIndex
 
 index = StoreIndex(sys.argv[1])
 index.save_evidence("first", {"seen": 1})

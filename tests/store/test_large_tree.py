@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kedge import user
-from kedge.database.transactions import Tx
 from kedge.store import ConversationRow, Store, open_store
+from kedge.store.database.transactions import Tx
 from kedge.store.nodes import get_node, insert_node
 from kedge.store.stored_blocks import to_stored_block
 

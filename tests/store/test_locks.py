@@ -11,8 +11,8 @@ import pytest
 
 from kedge import user
 from kedge.analytics import analyze
-from kedge.database.transactions import Tx
 from kedge.store import ConversationRow, Node, Store, delete, import_export, nodes, open_store
+from kedge.store.database.transactions import Tx
 from kedge.store.stored_blocks import to_stored_block
 from kedge.turns import Block
 from server.waiting import TIMEOUT, wait_until

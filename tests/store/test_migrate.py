@@ -9,11 +9,11 @@ import pytest
 
 from for_each import for_each
 from forked import run_forked_async
-from kedge.database.schema import Schema
-from kedge.database.transactions import Tx
 from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
 from kedge.store import open as open_module
 from kedge.store import open_store
+from kedge.store.database.schema import Schema
+from kedge.store.database.transactions import Tx
 from kedge.store.open import (
     SCHEMA,
     SCHEMA_VERSION,
@@ -27,7 +27,7 @@ from store.sample_conversations import create_conversation
 KILLED = """
 import os, sys
 from kedge import run_sync
-from kedge.database.schema import Schema
+from kedge.store.database.schema import Schema
 from kedge.store import open as opening, open_store
 
 def step(tx):

@@ -9,8 +9,8 @@ import pytest
 
 from kedge import Conversation, assistant, user
 from kedge.analytics import Selection, analyze, analyze_conversations, analyze_over_time
+from kedge.chaining.index import StoreIndex
 from kedge.errors import InvalidSetting, NotInStore
-from kedge.incremental.index import StoreIndex
 from kedge.store import (
     ConversationRow,
     Incident,

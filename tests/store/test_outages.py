@@ -15,9 +15,9 @@ import psycopg
 import pytest
 
 from kedge import Conversation
-from kedge.database.postgres import MARGIN_SECONDS, PostgresDatabase
 from kedge.errors import HeadConflict, StoreBusy, StoreUnreachable
 from kedge.store import Store, open_store
+from kedge.store.database.postgres import MARGIN_SECONDS, PostgresDatabase
 from kedge.turns import UserBlock
 from postgresql import PostgresServer, create_schema, freeze_server, terminate_clients
 from server.waiting import TIMEOUT, wait_until_async

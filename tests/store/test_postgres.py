@@ -9,8 +9,8 @@ import pytest
 
 from for_each import for_each
 from kedge import errors, user
-from kedge.database.postgres import PostgresTransaction
 from kedge.store import ConversationRow, Node, open_store
+from kedge.store.database.postgres import PostgresTransaction
 from store.sample_conversations import count_rows, create_conversation
 
 

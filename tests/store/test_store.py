@@ -7,10 +7,10 @@ import pytest
 
 from for_each import for_each
 from kedge import Conversation, assistant, image, user
-from kedge.database.transactions import Tx
 from kedge.errors import HeadConflict, InvalidSetting, InvalidTurn, KeyReused, NotInStore
 from kedge.planning import ConversationState, TokenCounts, get_state
 from kedge.store import RequestRecord, Store, conversations
+from kedge.store.database.transactions import Tx
 from kedge.store.nodes import parse_position
 from kedge.store.summaries import list_summaries, load_attached
 from kedge.turns import FrozenMap, Turn, dumps, loads
@@ -364,7 +364,7 @@ async def test_a_response_id_of_digits_is_no_node_number(store: Store) -> None:
 
 async def test_tags_are_read_in_queries(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tags are read in several queries, because databases limit the values of one."""
-    monkeypatch.setattr("kedge.database.transactions.MAX_VALUES", 2)
+    monkeypatch.setattr("kedge.store.database.transactions.MAX_VALUES", 2)
     made = [await store.create(tags=[f"tag {number}"]) for number in range(5)]
     assert sorted(row.tags for row in await store.conversations()) == [row.tags for row in made]
     assert len(await store.path(made[0], limit=10**30)) == 1

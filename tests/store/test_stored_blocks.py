@@ -7,9 +7,9 @@ from hypothesis import given
 
 from for_each import for_each
 from kedge import user
+from kedge._internal.json_text import encode_text as encode
 from kedge.errors import KedgeError, StoreDamaged
 from kedge.store.stored_blocks import decode_blocks, extract_search_text, to_stored_block
-from kedge.text.json_text import encode_text as encode
 from kedge.turns import Block, dump_block, load_block
 from kedge.turns.json_codec import encode_block
 from strategies import blocks

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from kedge._internal.access_tokens import TokenReservation
 from kedge.errors import InvalidSetting, NotInStore
-from kedge.security.access_tokens import TokenReservation
 from kedge.store import Store, TokenRegistry, TokenUse, open_store, token_registry
 from kedge.store.token_registry import DEFAULT_SCOPES
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from kedge import user
-from kedge.database.transactions import Database, Row, Tx
 from kedge.errors import StoreBusy, StoreDamaged, StoreError, StoreUnreachable
 from kedge.store import Damage, RequestRecord, Store, open_store, verify
+from kedge.store.database.transactions import Database, Row, Tx
 from kedge.store.responses import STORED_COLUMNS
 from kedge.store.verify import check_references, check_responses, check_store
 from store.sample_conversations import SCOPE, create_conversation

@@ -172,7 +172,7 @@ async def test_only_exceptions_in_retry_on_are_retried(
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr("kedge.tools.anyio.sleep", pause)
+    monkeypatch.setattr("kedge.tools.run.anyio.sleep", pause)
 
     @tool(retries=3, retry_wait=1, retry_on=(OSError,))
     def broken() -> None:
@@ -185,7 +185,7 @@ async def test_only_exceptions_in_retry_on_are_retried(
 async def test_a_record_has_outcome_attempts_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Running and waiting times are measured separately; ``repr`` has neither arguments nor output."""
     now = [0.0]
-    monkeypatch.setattr("kedge.tools.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("kedge.tools.run.time.perf_counter", lambda: now[0])
 
     def secret(word: str) -> str:
         now[0] += 2.0

@@ -21,8 +21,8 @@ from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypeAliasType, TypedDict
 
 from for_each import for_each
+from kedge._internal.json_schema import replace_iterables
 from kedge.errors import InvalidArguments, InvalidTool
-from kedge.schemas.json_schema import replace_iterables
 from kedge.tools import schema as schemas
 from kedge.tools.schema import FunctionSchema, build_explicit_schema, build_free_form
 from kedge.tools.signature import parse_signature

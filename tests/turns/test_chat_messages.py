@@ -10,7 +10,6 @@ from kedge.errors import InvalidTurn, UnsupportedBlock
 from kedge.server.schema.items import ITEM_TYPES
 from kedge.turns import (
     assistant,
-    blocks_from_messages,
     image,
     item_from_block,
     reasoning,
@@ -19,7 +18,8 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from kedge.turns.chat_messages import ITEM_MEMBERS
+from kedge.wire import blocks_from_messages
+from kedge.wire.chat_messages import ITEM_MEMBERS
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 

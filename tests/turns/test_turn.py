@@ -211,7 +211,7 @@ INVALID_CALLS: list[tuple[Any, str]] = [
     (lambda _: untyped.Turn([], extra={"blocks": []}), "extra holds 'blocks'"),
     (lambda turn: turn.append("text"), "a Turn must have blocks, not str; use kedge.user"),
     (lambda turn: turn.append(untyped.image("data:,")), "put it into a message: user"),
-    (lambda turn: turn.append({"role": "user"}), "not dict; use kedge.turns.blocks_from_messages"),
+    (lambda turn: turn.append({"role": "user"}), "not dict; use kedge.wire.blocks_from_messages"),
     (lambda turn: turn.edit("zz", user("b")), "no block with the id 'zz' in turn_1"),
     (lambda turn: turn.index("zz"), "no block with the id 'zz' in turn_1"),
     (lambda _: Turn([user("x", id="b"), user("y", id="b")]), "two blocks have the id 'b'"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from for_each import for_each
-from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work
+from kedge._internal.display import MAX_MARKDOWN_WORK, estimate_markdown_work
 from kedge.web import page_templates as markdown
 from kedge.web.page_templates import (
     MAX_CACHED_CHARS,

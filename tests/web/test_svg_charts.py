@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kedge import analytics
+from kedge._internal.display import NO_VALUE
 from kedge.analytics import Analytics, ConversationStats, Cost, Count, Latency, ModelStats, Tokens
-from kedge.text.display import NO_VALUE
 from kedge.web.dashboard import build_breakdowns, build_series
 from kedge.web.page_templates import get_environment, render
 from kedge.web.svg import Chart

@@ -8,8 +8,8 @@ import pytest
 
 from kedge import connect
 from kedge.engines import Engine
-from kedge.practice import Script
 from kedge.server.models import PracticeModel
+from kedge.server.practice_model import Script
 from kedge.testing import TestServer, serve
 
 StartServer = Callable[..., TestServer]

@@ -14,9 +14,9 @@ from typing import Any
 from msgspec import Struct
 
 from kedge.analytics.results import Latency, Selection
-from kedge.database.transactions import Row, Tx, join_filters
 from kedge.planning.plan import is_fallback_reason, name_send
 from kedge.store import response_sums
+from kedge.store.database.transactions import Row, Tx, join_filters
 from kedge.store.records import ANSWERED_STATUSES, has_failed
 from kedge.store.response_sums import (
     ALL_DAYS,

@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kedge.argument_types import check_fields
-from kedge.arguments import check_times
+from kedge._internal.argument_types import check_fields
+from kedge._internal.arguments import check_times
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ import msgspec
 from anyio.abc import Process
 from anyio.to_thread import run_sync as in_thread
 
+from kedge._internal.files import ensure_private_file
 from kedge.batch.files import BatchLine, LineResult
 from kedge.batch.run import BatchJob
 from kedge.errors import BatchFailed, InvalidBatch, describe_extra
 from kedge.observe import get_logger
-from kedge.security.files import ensure_private_file
 
 if TYPE_CHECKING:
     from dbos import DBOSClient, WorkflowStatus

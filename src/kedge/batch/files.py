@@ -24,13 +24,13 @@ from typing import IO, Any, Literal, Self, cast
 
 import msgspec
 
-from kedge.argument_types import check_fields, checked
-from kedge.arguments import check_type
+from kedge._internal.argument_types import check_fields, checked
+from kedge._internal.arguments import check_type
+from kedge._internal.files import ensure_private_file
+from kedge._internal.json_text import escape_surrogates
 from kedge.engines import to_output_schema
 from kedge.errors import InvalidBatch, InvalidJSON, InvalidSetting
-from kedge.security.files import ensure_private_file
 from kedge.store import RequestRecord
-from kedge.text.json_text import escape_surrogates
 from kedge.turns.frozen_json import EMPTY, FrozenMap, freeze_map, thaw
 
 LINE_KEYS = ("id", "prompt", "prompts", "system", "model", "params", "schema")

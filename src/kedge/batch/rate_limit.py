@@ -15,7 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 from msgspec import Struct
 
-from kedge.arguments import check_count
+from kedge._internal.arguments import check_count
 from kedge.engines import Engine
 from kedge.engines.base import Events, Request
 from kedge.errors import RateLimited

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 import anyio
 
-from kedge.argument_types import check_fields, checked
-from kedge.arguments import check_count, check_positive_int, validate_seconds
+from kedge._internal.argument_types import check_fields, checked
+from kedge._internal.arguments import check_count, check_positive_int, validate_seconds
+from kedge._internal.display import make_title
 from kedge.batch.files import (
     BatchLine,
     LineResult,
@@ -43,7 +44,6 @@ from kedge.planning import find_running
 from kedge.providers import connect
 from kedge.store import Store, open_store
 from kedge.store.open import resolve_address
-from kedge.text.display import make_title
 from kedge.tools import Approver
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 

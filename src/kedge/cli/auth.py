@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
+from kedge._internal.display import format_age, sanitize_text
 from kedge.cli.base import Result, echo, kedge_command, print_table
 from kedge.cli.store_options import run_with_store, store_option, with_store
 from kedge.store import AccessToken, Store, TokenRegistry
 from kedge.store.token_registry import DEFAULT_SCOPES, SCOPES
-from kedge.text.display import format_age, sanitize_text
 
 NO_LIMIT = "none"
 

@@ -22,10 +22,11 @@ from typing import IO, Any, TypeVar, cast
 import click
 
 from kedge import errors
-from kedge.cli import choose_color
-from kedge.config import SETTINGS, Config, Setting, SettingValue, load_config
+from kedge._internal.display import escape_json, sanitize_styled, sanitize_text
+from kedge.cli.commands import choose_color
+from kedge.config import Config, SettingValue, load_config
+from kedge.config.settings import SETTINGS, Setting
 from kedge.errors import KedgeError
-from kedge.text.display import escape_json, sanitize_styled, sanitize_text
 
 HINTS: dict[type[BaseException], str] = {
     errors.NotAuthorized: "'kedge doctor' shows which keys are set.",

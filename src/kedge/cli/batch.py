@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import click
 
+from kedge._internal.display import pluralize, sanitize_text
 from kedge.batch import AsyncioRunner, Progress, Runner, Summary, run_batch
 from kedge.batch.run import ProgressCallback
 from kedge.cli.base import (
@@ -22,7 +23,6 @@ from kedge.cli.base import (
 )
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.store_options import find_store_url, store_option, store_practice_responses
-from kedge.text.display import pluralize, sanitize_text
 
 
 @kedge_command("batch")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kedge._internal.files import ensure_private_file
 from kedge.cli.base import (
     echo,
     get_setting,
@@ -26,7 +27,6 @@ from kedge.cli.chat_tools import mcp_option
 from kedge.cli.store_options import MODEL_HELP, complete_names, duration_option, store_option
 from kedge.config import data_dir
 from kedge.errors import InvalidTurn
-from kedge.security.files import ensure_private_file
 
 if TYPE_CHECKING:
     import asyncio

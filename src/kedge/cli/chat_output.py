@@ -10,6 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kedge._internal.display import (
+    HEALING_TEXTS,
+    MAX_MARKDOWN_WORK,
+    estimate_markdown_work,
+    first_line,
+    format_size,
+    pluralize,
+    sanitize_text,
+    shorten_id,
+)
 from kedge.cli.base import (
     describe_error,
     dim,
@@ -34,16 +44,6 @@ from kedge.events.run import (
     ToolStarted,
 )
 from kedge.planning.plan import is_fallback_reason
-from kedge.text.display import (
-    HEALING_TEXTS,
-    MAX_MARKDOWN_WORK,
-    estimate_markdown_work,
-    first_line,
-    format_size,
-    pluralize,
-    sanitize_text,
-    shorten_id,
-)
 
 if TYPE_CHECKING:
     from rich.console import Console

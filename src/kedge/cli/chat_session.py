@@ -18,11 +18,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 
-from kedge.cli import INTERRUPTED_EXIT_CODE
+from kedge._internal.display import pluralize, sanitize_text, shorten_id
 from kedge.cli.base import echo, echo_note, is_json, wrap_text
 from kedge.cli.chat import attach_file, read_messages
 from kedge.cli.chat_output import ChatOutput, Records, create_output
 from kedge.cli.chat_tools import ask_approval, create_default_tools, load_tool, open_mcp_servers
+from kedge.cli.commands import INTERRUPTED_EXIT_CODE
 from kedge.cli.store_options import (
     IN_MEMORY,
     lookup_conversation,
@@ -40,7 +41,6 @@ from kedge.errors import HeadConflict, InvalidTurn, KedgeError, StoreError
 from kedge.middleware import trace as tracing
 from kedge.providers.registry import list_configured_models
 from kedge.store import Store
-from kedge.text.display import pluralize, sanitize_text, shorten_id
 from kedge.turns import Part, UserBlock, user
 
 

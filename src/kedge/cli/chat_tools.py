@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kedge._internal.display import escape_text
 from kedge.cli.base import echo, repeated_option
 from kedge.errors import InvalidWorkflow, ToolFailed
-from kedge.text.display import escape_text
 
 if TYPE_CHECKING:
     from kedge.tools import Decision, Tool, Toolbox

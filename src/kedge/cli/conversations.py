@@ -9,6 +9,7 @@ from typing import Any, get_args
 import click
 from msgspec import structs
 
+from kedge._internal.display import format_age, format_percent, pluralize, sanitize_text, shorten_id
 from kedge.cli.base import Result, default_option, dim, kedge_command, print_table
 from kedge.cli.store_options import (
     DEFAULT,
@@ -26,7 +27,6 @@ from kedge.planning.anchors import MODES
 from kedge.store import ConversationRow, Hit, Store
 from kedge.store.search import SearchRole
 from kedge.store.summaries import LIST_FILTERS, LIST_ORDERS, list_summaries
-from kedge.text.display import format_age, format_percent, pluralize, sanitize_text, shorten_id
 from kedge.web.shapes import ConversationShape, overview_status, shape_overview
 
 NO_MATCHES = "No conversations match; --status all lists all."

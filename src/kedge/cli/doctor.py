@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 import kedge
-from kedge.arguments import read_variable
+from kedge._internal.arguments import read_variable
+from kedge._internal.display import capitalize, format_size, pluralize, sanitize_text
 from kedge.cli.base import (
     CommandError,
     Result,
@@ -37,7 +38,6 @@ from kedge.cli.base import (
 )
 from kedge.config import (
     CONFIG_ENV,
-    SETTINGS,
     Config,
     config_path,
     data_dir,
@@ -47,15 +47,14 @@ from kedge.config import (
     store_file,
     store_url,
 )
-from kedge.config.settings import format_value
+from kedge.config.settings import SETTINGS, format_value
 from kedge.errors import EXTRAS, CannotServe, InvalidSetting, KedgeError
-from kedge.text.display import capitalize, format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
-    from kedge.database.schema import Schema
-    from kedge.database.transactions import Tx
     from kedge.engines.transport import Transport
-    from kedge.memory.evidence import ServerEvidence
+    from kedge.evidence.evidence import ServerEvidence
+    from kedge.store.database.schema import Schema
+    from kedge.store.database.transactions import Tx
 
 T = TypeVar("T")
 CheckState = Literal["ok", "note", "wrong"]
@@ -170,7 +169,7 @@ def _check_environment(config: Config) -> Iterator[Check]:
 
 def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
     """Show which keys are set, masked, and whether the environment enables or disables chaining."""
-    from kedge.memory.judge import CHAINING_VARIABLE, is_chaining_enabled
+    from kedge.evidence.judge import CHAINING_VARIABLE, is_chaining_enabled
 
     keys = {name: read_variable(name, environ) for name in KEY_VARIABLES}
     for name, key in keys.items():
@@ -226,8 +225,8 @@ def check_store(address: str) -> str:
 
 def check_server_database(db: str) -> str:
     """Check the database of the server's responses."""
-    from kedge.database.postgres import is_postgresql
     from kedge.server.storage.database import SCHEMA, parse_sqlite_address, read_schema_version
+    from kedge.store.database.postgres import is_postgresql
 
     try:
         file = None if is_postgresql(db) else Path(parse_sqlite_address(db))
@@ -240,7 +239,7 @@ def check_database(
     address: str, file: Path | None, schema: "Schema", read_version: "Callable[[Tx], int]"
 ) -> str:
     """Check an SQLite file, if it is one, and compare the schema with the one of this version."""
-    from kedge.database.schema import WrongSchema
+    from kedge.store.database.schema import WrongSchema
 
     if file is not None:
         found = check_sqlite(file)
@@ -271,7 +270,7 @@ UNPROVEN = "everything is sent until its token counts or an audit show that it r
 
 def check_servers(address: str) -> Iterator[Check]:
     """Show the stored evidence about the memory of each server."""
-    from kedge.memory.evidence import KEY_SUFFIX, ServerEvidence
+    from kedge.evidence.evidence import KEY_SUFFIX, ServerEvidence
     from kedge.store.response_index import select_all_evidence
 
     try:
@@ -302,7 +301,7 @@ def _describe_evidence(evidence: "ServerEvidence") -> str:
 
 def _read_store(address: str, read: "Callable[[Tx], T]") -> T:
     """Run queries on a store without upgrading it."""
-    from kedge.event_loops import run_sync
+    from kedge._internal.event_loops import run_sync
     from kedge.store.open import open_database
 
     async def run() -> T:

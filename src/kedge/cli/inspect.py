@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from kedge.chat.state import ChatState, decode_state
+from kedge._internal.display import format_percent, pluralize, sanitize_text, shorten_id
+from kedge._internal.event_loops import run_sync
 from kedge.cli.base import Result, dim, echo, kedge_command, print_table, wrap_text
 from kedge.cli.store_options import (
     at_option,
@@ -24,15 +25,14 @@ from kedge.cli.store_options import (
 from kedge.compaction.base import DEFAULT_BLOCK_COUNTER
 from kedge.config import mask_url
 from kedge.conversation import find_anchors
+from kedge.conversation.chat_state import ChatState, decode_state
 from kedge.engines import Engine, ResponsesEngine, unwrap
 from kedge.errors import KedgeError, NotInStore
-from kedge.event_loops import run_sync
 from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
 from kedge.providers import connect
 from kedge.providers.clients import PRACTICE_SCOPE
 from kedge.providers.practice_memory import find_missing_responses
 from kedge.store import ConversationRow, RequestRecord, Store
-from kedge.text.display import format_percent, pluralize, sanitize_text, shorten_id
 from kedge.turns import Block, Turn, loads, user
 from kedge.turns.text_format import describe
 from kedge.web.shapes import shape_plan

@@ -11,6 +11,9 @@ from typing import Any, cast
 
 import click
 
+from kedge._internal.display import escape_json, format_size, pluralize, sanitize_text
+from kedge._internal.files import create_private_file
+from kedge._internal.json_text import decode
 from kedge.cli.base import Result, echo, echo_note, is_json, kedge_command
 from kedge.cli.store_options import (
     complete_names,
@@ -31,13 +34,11 @@ from kedge.config import check_output_file, mask_url, store_file
 from kedge.conversation.lookup import SERVER_SCOPE, name_model
 from kedge.engines import ResponsesEngine
 from kedge.errors import InvalidTurn, KedgeError
-from kedge.memory.object_claims import UnusedObject
+from kedge.evidence.object_claims import UnusedObject
 from kedge.providers import connect
-from kedge.security.files import create_private_file
 from kedge.store import ConversationRow, Damage, Store
-from kedge.text.display import escape_json, format_size, pluralize, sanitize_text
-from kedge.text.json_text import decode
-from kedge.turns import Block, blocks_from_messages
+from kedge.turns import Block
+from kedge.wire import blocks_from_messages
 
 Json = dict[str, Any]
 

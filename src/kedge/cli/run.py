@@ -11,6 +11,7 @@ import click
 import msgspec
 from msgspec import structs
 
+from kedge._internal.display import first_line, pluralize, sanitize_text
 from kedge.cli.base import ADVICE_KEY, Result, dim, echo, get_config, kedge_command, repeated_option
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.store_options import (
@@ -22,7 +23,6 @@ from kedge.cli.store_options import (
 )
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store
-from kedge.text.display import first_line, pluralize, sanitize_text
 from kedge.turns.frozen_json import thaw
 from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow, results
 from kedge.workflows.specs import WorkflowResult, WorkflowSpec, read_spec, run_spec

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from kedge._internal.urls import is_loopback, parse_base_url
 from kedge.cli.base import (
     echo,
     get_setting,
@@ -35,9 +36,8 @@ from kedge.cli.store_options import (
 )
 from kedge.config import data_dir, mask_url, store_file, store_url
 from kedge.errors import StoreError
-from kedge.memory.judge import is_chaining_enabled
+from kedge.evidence.judge import is_chaining_enabled
 from kedge.observe import measure
-from kedge.security.urls import is_loopback, parse_base_url
 from kedge.server.access import AccessPolicy
 from kedge.server.connections import raise_descriptor_limit
 from kedge.server.uvicorn_server import LimitedServer, UvicornServer, bind
@@ -113,7 +113,7 @@ def has_named_tokens() -> bool:
 
 def load_model_settings(model: str, models: str, pace: float) -> dict[str, Any]:
     """Open the model of ``--model``, or the models of the ``--models`` file."""
-    from kedge.backends import load_models, open_model
+    from kedge.providers import load_models, open_model
 
     if models:
         found = load_models(models)
@@ -130,7 +130,7 @@ def run(
     Named tokens are required from the start if the store has any, otherwise as soon as there is one.
     """
     from kedge.server.app import create_app
-    from kedge.tokens import count_text
+    from kedge.usage.tokens import count_text
 
     with listen(host, port) as listener:
         url = bound_url(listener)
@@ -246,8 +246,8 @@ def proxy_command(
         parse_base_url(upstream)
     except ValueError as error:
         raise click.UsageError(f"--upstream is not a base URL: {error}") from None
-    from kedge.incremental.rewrite import MAX_BODY_BYTES
-    from kedge.proxy import create_proxy_app
+    from kedge.chaining.proxy import create_proxy_app
+    from kedge.chaining.rewrite import MAX_BODY_BYTES
 
     store = _open_proxy_store(db, keep_bodies=keep_bodies)
     requires_token = not is_loopback(host) and not options["token"] and not allow_remote
@@ -301,7 +301,7 @@ def mcp_command(
     By default it serves one client on standard input and output. The model of ask is the conversation's own, unless
     --model names another.
     """
-    from kedge.mcp import require_mcp
+    from kedge.mcp.client_tools import require_mcp
 
     require_mcp()
     if http and not is_loopback(host) and not token:

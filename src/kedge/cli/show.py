@@ -12,6 +12,14 @@ from typing import Any, NamedTuple
 import click
 
 from kedge import turns
+from kedge._internal.display import (
+    HEALING_TEXTS,
+    LOST_TEXTS,
+    format_size,
+    pluralize,
+    sanitize_text,
+    shorten_id,
+)
 from kedge.cli.base import Result, dim, echo, echo_json, is_json, kedge_command, wrap_text
 from kedge.cli.store_options import (
     at_option,
@@ -26,14 +34,6 @@ from kedge.cli.store_options import (
 from kedge.errors import NotInStore
 from kedge.store import ConversationRow, Node, Store
 from kedge.store import tree as trees
-from kedge.text.display import (
-    HEALING_TEXTS,
-    LOST_TEXTS,
-    format_size,
-    pluralize,
-    sanitize_text,
-    shorten_id,
-)
 from kedge.turns.frozen_json import EMPTY
 from kedge.turns.text_format import describe, describe_attachment
 

@@ -7,10 +7,7 @@ from typing import Any
 import click
 
 from kedge import analytics
-from kedge.cli.base import Result, default_option, dim, echo, kedge_command, print_table
-from kedge.cli.store_options import find_conversation, time_options, with_store
-from kedge.store import Store
-from kedge.text.display import (
+from kedge._internal.display import (
     NO_VALUE,
     format_cost,
     format_duration,
@@ -19,6 +16,9 @@ from kedge.text.display import (
     pluralize,
     sanitize_text,
 )
+from kedge.cli.base import Result, default_option, dim, echo, kedge_command, print_table
+from kedge.cli.store_options import find_conversation, time_options, with_store
+from kedge.store import Store
 
 SPARK_BLOCKS = " ▁▂▃▄▅▆▇█"
 BAR_WIDTH = 24

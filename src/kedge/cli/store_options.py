@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kedge._internal.display import sanitize_text
+from kedge._internal.files import ensure_private_file
 from kedge.cli.base import default_option, echo_note, get_config, get_setting, setting_option
 from kedge.config import data_dir, load_config, mask_url, store_file, store_url
 from kedge.errors import KedgeError, NotInStore, UnconfirmedReference
-from kedge.security.files import ensure_private_file
-from kedge.text.display import sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Node, Store

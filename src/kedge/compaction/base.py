@@ -22,19 +22,19 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
+from kedge._internal.bounded_dict import BoundedDict
+from kedge._internal.event_loops import await_value
 from kedge.engines import Engine
+from kedge.engines.output_schema import CORRECTION_ORIGIN
 from kedge.errors import InvalidSetting, UnsupportedBlock
-from kedge.event_loops import await_value
 from kedge.events import Usage
 from kedge.events.types import Event
 from kedge.planning import ConversationState, set_state
 from kedge.planning.digests import ToolPairing
-from kedge.schemas.output_schema import CORRECTION_ORIGIN
-from kedge.security.bounded_dict import BoundedDict
-from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, dump_block, item_from_block
 from kedge.turns.blocks import get_cached_digest
+from kedge.usage.tokens import DEFAULT_COUNTER, TokenCounter
 
 MAX_CACHED_COUNTS = 65_536
 """The maximum number of cached counts of about 150 bytes each."""

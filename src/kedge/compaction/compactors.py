@@ -15,22 +15,22 @@ from typing import Any, Literal, cast
 
 from msgspec.structs import replace
 
-from kedge.argument_types import checked
-from kedge.arguments import check_choice, check_positive_int
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import check_choice, check_positive_int
+from kedge._internal.event_loops import await_value
 from kedge.compaction import base
 from kedge.compaction.base import CompactionRequest, CompactionResult, Replacement, component_name
 from kedge.engines import Engine, unwrap
 from kedge.engines.request_options import ContentFilters, Phase
 from kedge.errors import Blocked, KedgeError
-from kedge.event_loops import await_value
 from kedge.events import Usage
 from kedge.observe import count, get_logger
 from kedge.planning import find_problems, get_state
 from kedge.planning.anchors import drop_changed_anchors
 from kedge.planning.digests import is_compaction
 from kedge.planning.render import COMPACTOR_ORIGIN
-from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, SystemBlock, Turn, diff
+from kedge.usage.tokens import DEFAULT_COUNTER, TokenCounter
 
 log = get_logger("kedge.compaction")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kedge.argument_types import checked
-from kedge.arguments import check_positive_int
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import check_positive_int
 from kedge.compaction.base import (
     CompactionRequest,
     LimitCompactor,

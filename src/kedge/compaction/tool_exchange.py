@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from kedge.arguments import check_positive_int
+from kedge._internal.arguments import check_positive_int
+from kedge._internal.json_text import decode, encode_escaped, reject_constant
 from kedge.compaction.base import CompactionRequest, LimitCompactor, Replacement, cut_points
-from kedge.text.json_text import decode, encode_escaped, reject_constant
 from kedge.turns import Block, FilePart, ImagePart, OpaquePart, Part, TextPart
 from kedge.turns.frozen_json import thaw
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from kedge.arguments import check_choice, parse_switch
+from kedge._internal.arguments import check_choice, parse_switch
 from kedge.errors import InvalidSetting
 
 OTHER_VARIABLES = ("KEDGE_API_KEY", "KEDGE_CONFIG", "KEDGE_MAX_RESPONSE_BYTES", "KEDGE_PRICES")

@@ -8,6 +8,7 @@ from typing import TypedDict, Unpack
 import msgspec
 from msgspec.structs import replace
 
+from kedge._internal.json_text import escape_surrogates
 from kedge.engines.request_log import filter_json
 from kedge.engines.request_options import ContentFilters
 from kedge.events import Event
@@ -28,7 +29,6 @@ from kedge.store import (
 from kedge.store.node_state import get_stored_data
 from kedge.store.nodes import ResponseStored
 from kedge.store.records import NO_TELEMETRY, NodeKind
-from kedge.text.json_text import escape_surrogates
 from kedge.turns import Turn
 from kedge.turns.turn import count_common_blocks, has_prefix
 

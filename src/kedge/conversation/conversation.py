@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, get_args
 from msgspec.structs import replace
 from typing_extensions import TypeForm, TypeVar
 
-from kedge.argument_types import checked
-from kedge.arguments import check_callback, check_choice, check_type, validate_seconds
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import check_callback, check_choice, check_type, validate_seconds
+from kedge._internal.event_loops import SharedLock, SharedResource
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
 from kedge.conversation import lookup
 from kedge.conversation.checkpoint import Checkpoint
@@ -44,16 +45,15 @@ from kedge.engines import (
     to_output_schema,
     unwrap,
 )
+from kedge.engines.output_schema import SchemaMismatch
 from kedge.engines.reply import answer_text, read_output
 from kedge.engines.request_log import CostFunction
 from kedge.engines.request_options import RequestOptions, list_options
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import HeadConflict, InvalidSetting, InvalidTurn, OutputInvalid, describe_type
-from kedge.event_loops import SharedLock, SharedResource
 from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware
 from kedge.planning import Mode, RequestPlan, check_added_results
 from kedge.providers import to_engine
-from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.open import StoreAddress, accept_address, share_store
 from kedge.store.records import NodeKind, new_row
@@ -115,7 +115,7 @@ class Conversation(LazyConversation):
         mode: The mode of the requests of this object; ``"stateless"`` stores nothing with the provider. A new
             conversation retains it.
         retention: Seconds for which the provider is assumed to store a response, likewise.
-        price: A function that computes the cost of a response, instead of the current prices (``kedge.prices``).
+        price: A function that computes the cost of a response, instead of the current prices (``kedge.usage.prices``).
         lease: Seconds after which another process may run a turn with an idempotency key, or the next one in the
             queue, if the process of a turn does not renew its claim.
         concurrent: The behavior of a turn while another one of this conversation runs, in any process:

@@ -9,14 +9,14 @@ from typing import Any, Literal, Self
 
 from msgspec.structs import replace
 
+from kedge._internal.display import pluralize
+from kedge._internal.event_loops import AsyncResource, SharedLock, SharedResource, run_to_end
 from kedge.conversation.checkpoint import limit_retention
 from kedge.errors import InvalidSetting, KedgeError, NotInStore
-from kedge.event_loops import AsyncResource, SharedLock, SharedResource, run_to_end
 from kedge.planning import Mode, get_state, set_state
 from kedge.store import ConversationRow, Node, Store
 from kedge.store.conversations import reject_scheduled
 from kedge.store.node_state import decode_mode
-from kedge.text.display import pluralize
 from kedge.turns import Turn
 from kedge.turns.turn import rename_turn
 

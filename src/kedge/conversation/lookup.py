@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
 from kedge.engines import Engine, Request, unwrap
 from kedge.errors import InvalidType, NotInStore, describe_type
 from kedge.middleware.compose import StackLayer
 from kedge.planning import AnchorRecord, covered_count, find_problems, get_state
 from kedge.planning.anchors import base_scope, matches_prefix
 from kedge.planning.digests import get_prefix_index
-from kedge.providers import ADDRESS_PROVIDERS
+from kedge.providers.registry import ADDRESS_PROVIDERS
 from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.open import StoreAddress, share_store, use_store
 from kedge.turns import Block, Turn, UserBlock

@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import replace
 from typing_extensions import TypeVar
 
+from kedge._internal.event_loops import run_to_end
 from kedge.compaction import TurnCompacted
 from kedge.conversation.checkpoint import (
     Checkpoint,
@@ -34,7 +35,6 @@ from kedge.engines import Engine, Reply, Request, RunStream, Stream
 from kedge.engines.reply import answer_text
 from kedge.engines.request_log import CostFunction
 from kedge.errors import EngineError, HeadConflict, OutputError, StoreError
-from kedge.event_loops import run_to_end
 from kedge.events import Event, Outcome, RefusalDelta, ResponseStarted, TextDelta
 from kedge.events.request_record import keep_request
 from kedge.events.run import (

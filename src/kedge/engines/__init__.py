@@ -5,6 +5,7 @@ An engine, with the decoder and the renderer of its API, is loaded when it is fi
 
 from typing import TYPE_CHECKING
 
+from kedge._internal.lazy_names import make_getattr
 from kedge.engines.base import (
     Engine,
     Events,
@@ -15,10 +16,9 @@ from kedge.engines.base import (
     find_filters,
     unwrap,
 )
+from kedge.engines.output_schema import OutputSchema, to_output_schema
 from kedge.engines.reply import Reply
 from kedge.engines.request_options import ContentFilter, ContentFilters, RequestOptions, ResendLimit
-from kedge.schemas.output_schema import OutputSchema, to_output_schema
-from kedge.text.lazy_names import make_getattr
 
 if TYPE_CHECKING:
     from kedge.engines.anthropic import AnthropicEngine

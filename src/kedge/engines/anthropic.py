@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from kedge import turns
+from kedge._internal.json_schema import has_type, is_open_ended, map_subschemas
 from kedge.engines import param_rules
 from kedge.engines.base import Request
 from kedge.engines.param_rules import STATELESS_PARAMS, Members, ParamRule, ParamRules
@@ -22,14 +23,13 @@ from kedge.engines.request_options import Params
 from kedge.engines.stateless import Inputs, Message, MessageRenderer, Results, StatelessEngine
 from kedge.engines.transport import Sdk
 from kedge.errors import UnsupportedBlock, UnsupportedParameter
-from kedge.events.anthropic import REDACTED_REASONING, AnthropicDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
 from kedge.planning.digests import CITATIONS
-from kedge.schemas.json_schema import has_type, is_open_ended, map_subschemas
 from kedge.turns import Turn
 from kedge.turns.attachments import split_data_url
 from kedge.turns.frozen_json import thaw
 from kedge.turns.server_fields import NATIVE_KEY
+from kedge.wire.anthropic import REDACTED_REASONING, AnthropicDecoder
 
 CALL_ID_PATTERN = r"[a-zA-Z0-9_-]+"
 """The call ids that the API accepts. Each may be used only once; other ids are replaced."""

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, Unpack
 from msgspec.structs import replace
 from typing_extensions import TypeForm, TypeVar
 
+from kedge._internal.event_loops import AsyncResource
+from kedge.engines.output_schema import OutputSchema
 from kedge.engines.reply import Reply, answer_text, run_until_valid
 from kedge.engines.request_log import RequestLog
 from kedge.engines.request_options import (
@@ -32,14 +34,12 @@ from kedge.engines.request_options import (
     split_tools,
 )
 from kedge.errors import EngineError, InvalidTurn, KedgeError
-from kedge.event_loops import AsyncResource
 from kedge.events import Event, ResponseStarted, TextDelta, Usage
 from kedge.events import run as run_events
 from kedge.events.request_record import keep_request, sum_usage
 from kedge.events.run import AnswerFinished, TurnFinished
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.planning import AnchorRecord, RequestPlan, find_running, get_state, record_response
-from kedge.schemas.output_schema import OutputSchema
 from kedge.turns import Block, Turn
 from kedge.turns.turn import check_turn
 

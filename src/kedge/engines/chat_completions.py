@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kedge import turns
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
 from kedge.engines import param_rules
 from kedge.engines.base import Request
 from kedge.engines.param_rules import STATELESS_PARAMS, Members, ParamRules, omit
@@ -20,10 +20,10 @@ from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
 from kedge.engines.request_options import LOGPROBS, Params
 from kedge.engines.stateless import Inputs, Message, MessageRenderer, Results, StatelessEngine
 from kedge.errors import UnsupportedParameter
-from kedge.events.chat_completions import ChatDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan, plan_request
 from kedge.turns.frozen_json import thaw
 from kedge.turns.server_fields import CHAT_CALL, CHAT_MESSAGE, select_members
+from kedge.wire.chat_completions import ChatDecoder
 
 RESENT_MEMBERS = ("reasoning_details", "extra_content", "thought_signature")
 """Members of a message that a server needs again to continue it; it may reject others."""

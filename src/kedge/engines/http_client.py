@@ -17,6 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
+from kedge._internal.urls import is_loopback
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause
 from kedge.engines.loading import is_loading
 from kedge.engines.transport import (
@@ -29,7 +30,6 @@ from kedge.engines.transport import (
     resolve_limit,
 )
 from kedge.errors import CannotConnect, EngineError, ServerFailed
-from kedge.security.urls import is_loopback
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

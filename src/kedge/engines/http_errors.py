@@ -12,8 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from kedge import errors
-from kedge.events.fields import repair_surrogates
-from kedge.security.urls import find_doubled_part
+from kedge._internal.urls import find_doubled_part
+from kedge.wire.fields import repair_surrogates
 
 PLACEHOLDER_KEY = "none"
 """The key that is sent to a server without keys."""

@@ -13,8 +13,8 @@ from typing import Any, Literal, cast
 from kedge.events import Outcome
 from kedge.planning import RequestPlan, TokenCounts
 from kedge.planning.cache_plan import CachePlan, CacheRules, format_tool
-from kedge.tokens import find_min_tokens
 from kedge.turns.frozen_json import thaw
+from kedge.usage.tokens import find_min_tokens
 
 CacheLifetime = Literal["5m", "1h"]
 LIFETIMES: Mapping[CacheLifetime, float] = {"5m": 300.0, "1h": 3600.0}

@@ -16,6 +16,7 @@ from typing_extensions import TypeVar
 
 from kedge import turns
 from kedge.engines.heal_rules import is_format_rejected
+from kedge.engines.output_schema import OutputSchema, SchemaMismatch
 from kedge.engines.request_log import record_healing
 from kedge.errors import OutputInvalid, OutputRefused, RequestRefused
 from kedge.events import Event, Usage
@@ -24,7 +25,6 @@ from kedge.events.request_record import RequestRecord, sum_usage
 from kedge.events.run import TurnFinished
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan, find_problems, find_running
-from kedge.schemas.output_schema import OutputSchema, SchemaMismatch
 from kedge.turns import Turn
 from kedge.turns.turn import find_answer_blocks
 
@@ -82,7 +82,9 @@ class Reply(Generic[ReplyT_co]):
     @property
     def cost(self) -> float | None:
         """The cost of all responses of this call in dollars; None if there are none, or if a price is not known."""
-        from kedge.prices import sum_costs  # with the list of prices, which takes time to import
+        from kedge.usage.prices import (
+            sum_costs,  # with the list of prices, which takes time to import
+        )
 
         return sum_costs([each.cost for each in self.requests if each.usage])
 

@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Required, TypedDict, Unpack
 from msgspec.structs import replace
 
 from kedge import errors, planning
+from kedge._internal.json_schema import infer_tool_name
+from kedge._internal.large_json import LARGE_BYTES
+from kedge._internal.responsive import MANY_ITEMS, compute
 from kedge.engines.base import Engine, Events, Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.http_errors import get_request_id, is_permanent_failure
@@ -29,26 +32,23 @@ from kedge.engines.request_log import PromptMonitor, record_calls, record_error,
 from kedge.engines.request_options import check_params
 from kedge.engines.transport import AnyClient, RawResponse, ResponseReader, Transport, encode_body
 from kedge.errors import EngineError, KedgeError, StreamCut
-from kedge.event_loops.responsive import MANY_ITEMS, compute
 from kedge.events import Event, Outcome, ResponseFailed, StreamEvent, StreamFailed
 from kedge.events import run as run_events
-from kedge.events.assembler import Assembler
-from kedge.events.decoder import StreamDecoder
 from kedge.events.run import VISIBLE_EVENTS
-from kedge.memory.judge import MemoryCheck
-from kedge.memory.tokens import hash_settings
+from kedge.evidence.judge import MemoryCheck
+from kedge.evidence.tokens import hash_settings
 from kedge.observe import count, get_logger, measure
 from kedge.planning import CacheRules, Mode, RequestPlan
 from kedge.planning.anchors import is_unusable_status, validate_mode
 from kedge.planning.cache_plan import PromptHead, plan_cache
 from kedge.planning.render import measure_full_body
-from kedge.schemas.json_schema import infer_tool_name
-from kedge.text.large_json import LARGE_BYTES
 from kedge.turns import Block, Turn, system
 from kedge.turns.turn import check_turn
+from kedge.wire.assembler import Assembler
+from kedge.wire.decoder import StreamDecoder
 
 if TYPE_CHECKING:
-    from kedge.events import AnthropicDecoder, ChatDecoder, ResponsesDecoder
+    from kedge.wire import AnthropicDecoder, ChatDecoder, ResponsesDecoder
 
 log = get_logger("kedge.engines")
 

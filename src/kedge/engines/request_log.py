@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 from msgspec.structs import replace
 
+from kedge._internal.bounded_dict import BoundedDict
 from kedge.engines.request_options import KNOWN_PARAMS, ContentFilters, Request
 from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
 from kedge.events import Event, Outcome, ResponseStarted, Usage, request_record
 from kedge.events import run as run_events
-from kedge.events.items import ItemTable
 from kedge.events.request_record import RequestRecord
 from kedge.observe import bind_fields, count, get_logger
 from kedge.observe.metrics import Value, measure_all
@@ -30,9 +30,9 @@ from kedge.planning.anchors import is_unusable_status
 from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, PromptHead
 from kedge.planning.explain import describe_rejection
 from kedge.planning.plan import is_fallback_reason
-from kedge.security.bounded_dict import BoundedDict
 from kedge.turns import ToolResultBlock, Turn
 from kedge.turns.frozen_json import EMPTY, to_encodable
+from kedge.wire.items import ItemTable
 
 if TYPE_CHECKING:
     from kedge.engines.base import Engine
@@ -102,7 +102,7 @@ class RequestLog:
         """The plan of every request that this run sends, in order."""
         self.records: list[RequestRecord] = []
         """The record of every request that has ended, in order."""
-        from kedge.prices import current_prices  # which takes time to import
+        from kedge.usage.prices import current_prices  # which takes time to import
 
         self._prices = current_prices()  # after an answer, an error in their file would lose it
         given = request.params

@@ -24,15 +24,15 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 import msgspec
 from msgspec.structs import force_setattr
 
-from kedge.argument_types import check_members
-from kedge.arguments import check_callback, check_count, list_arguments
+from kedge._internal.argument_types import check_members
+from kedge._internal.arguments import check_callback, check_count, list_arguments
+from kedge.engines.output_schema import OutputSchema, to_output_schema
 from kedge.errors import InvalidSetting, UnsupportedParameter, describe_type
-from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import AnchorRecord, Mode, RequestPlan
 from kedge.planning.anchors import validate_mode
-from kedge.schemas.output_schema import OutputSchema, to_output_schema
 from kedge.turns import Block, SystemBlock, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, compute_once, thaw, wrap_copy
+from kedge.wire.fields import CALL_ARGUMENTS
 
 Params = Mapping[str, Any]
 """Parameters of a request: members of its body."""

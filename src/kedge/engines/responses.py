@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 from msgspec.structs import replace
 
 from kedge import planning
-from kedge.arguments import check_count, check_positive_int, validate_seconds
+from kedge._internal.arguments import check_count, check_positive_int, validate_seconds
+from kedge._internal.urls import quote_segment
 from kedge.engines import heal_rules
 from kedge.engines import responses_endpoints as endpoints
 from kedge.engines.base import Engine, Request, require_running, unwrap
@@ -24,21 +25,26 @@ from kedge.engines.request_options import ENCRYPTED_REASONING, build_input
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong, ServerFailed
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
-from kedge.events.decoder import StreamDecoder
-from kedge.events.fields import read_usage
-from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
-from kedge.memory.evidence import REJECTION_STATUSES, EvidenceStore, KnownServer, Trust, limit_depth
-from kedge.memory.judge import Judgment, ServerMemory, is_chaining_enabled
-from kedge.memory.object_claims import ObjectStore, UnusedObject
+from kedge.evidence.evidence import (
+    REJECTION_STATUSES,
+    EvidenceStore,
+    KnownServer,
+    Trust,
+    limit_depth,
+)
+from kedge.evidence.judge import Judgment, ServerMemory, is_chaining_enabled
+from kedge.evidence.object_claims import ObjectStore, UnusedObject
 from kedge.observe import get_logger, measure
 from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
 from kedge.planning.anchors import get_conversation_id, has_hidden_context
 from kedge.planning.digests import prefix_digest
-from kedge.security.urls import quote_segment
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn, block_from_item
 from kedge.turns.frozen_json import get_wrapped
+from kedge.wire.decoder import StreamDecoder
+from kedge.wire.fields import read_usage
+from kedge.wire.responses import ResponsesDecoder
 
 if TYPE_CHECKING:
     from kedge.engines.stored_items import Audit, ConversationObjects

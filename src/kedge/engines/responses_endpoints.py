@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator
 
 from anyio import sleep
 
+from kedge._internal.urls import quote_segment
 from kedge.engines.http_errors import parse_object
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, RequestRefused, StreamCut
-from kedge.events.responses import RUNNING, ResponsesDecoder
-from kedge.security.urls import quote_segment
+from kedge.wire.responses import RUNNING, ResponsesDecoder
 
 POLL_SECONDS = (0.2, 5.0)
 """The first and the longest pause between two requests for a response that has not ended."""

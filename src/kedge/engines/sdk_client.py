@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import h11
 import httpx2
 
+from kedge._internal.urls import parse_base_url
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
 from kedge.engines.transport import (
     Content,
@@ -25,7 +26,6 @@ from kedge.engines.transport import (
     resolve_limit,
 )
 from kedge.errors import EngineError
-from kedge.security.urls import parse_base_url
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic

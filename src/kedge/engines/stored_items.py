@@ -1,12 +1,12 @@
 """The items that a server stores: conversation objects, and audits, which compare them with a Turn.
 
 A conversation object can change independently: another client, another line of history or a retry may add to it. So a
-request claims the object of its Turn (``kedge.memory.object_claims``), and after each answer the end of the object must
+request claims the object of its Turn (``evidence.object_claims``), and after each answer the end of the object must
 be the previous last item, the items that were sent, and those of the answer.
 
 An audit shows what a server has *stored*. It does not show what the server passes to the model: a server with
 a limit on the length of a chain lists every item and omits the oldest from the prompt. Token accounting
-(``kedge.memory.tokens``) detects that.
+(``kedge.evidence.tokens``) detects that.
 
 Servers differ in what they list as the input of a chained response: all of it, or only what was sent
 with that request. Both are handled: where the list is short, the rest is fetched from the parent. Where
@@ -23,15 +23,15 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 from anyio import current_time, move_on_after, sleep
 
+from kedge._internal.display import pluralize
+from kedge._internal.urls import quote_segment
 from kedge.engines.heal_rules import OBJECT_LOCKED
 from kedge.errors import EngineError, InvalidTurn, KedgeError, RequestRefused, ServerFailed
-from kedge.memory.object_claims import OBJECT_CLAIMS, Claim, ObjectStore, UnusedObject
+from kedge.evidence.object_claims import OBJECT_CLAIMS, Claim, ObjectStore, UnusedObject
 from kedge.observe import get_logger
 from kedge.planning import AnchorRecord, RequestPlan
 from kedge.planning.anchors import get_conversation_id
 from kedge.planning.digests import is_compaction, is_copy
-from kedge.security.urls import quote_segment
-from kedge.text.display import pluralize
 from kedge.turns import Block, ReasoningBlock, ToolResultBlock, UserBlock, block_from_item
 
 LOCK_SECONDS = 10.0

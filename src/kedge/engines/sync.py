@@ -7,8 +7,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
+from kedge._internal.event_loops import ResourceT, SyncCall, SyncFacade, delegate, wrap_method
 from kedge.engines.base import Engine, RunStream
-from kedge.event_loops import ResourceT, SyncCall, SyncFacade, delegate, wrap_method
 from kedge.events import Event
 
 P = ParamSpec("P")

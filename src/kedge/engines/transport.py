@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 import msgspec
 from anyio import CancelScope, current_time
 
-from kedge.arguments import check_positive_int, read_variable
+from kedge._internal.arguments import check_positive_int, read_variable
+from kedge._internal.event_loops import PerLoop
+from kedge._internal.json_text import decode, encode
+from kedge._internal.responsive import TimeSlice
+from kedge._internal.urls import parse_base_url
 from kedge.engines.http_errors import ErrorBuilder, parse_object
 from kedge.engines.loading import LoadingWait
 from kedge.engines.request_options import encode_params, encode_tool
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ServerFailed, StreamTooLarge
-from kedge.event_loops import PerLoop
-from kedge.event_loops.responsive import TimeSlice
 from kedge.events import StreamEvent
-from kedge.events.decoder import BLANKS, read_kind
-from kedge.memory.evidence import read_identity
+from kedge.evidence.evidence import read_identity
 from kedge.planning import AnchorRecord
-from kedge.security.urls import parse_base_url
-from kedge.text.json_text import decode, encode
 from kedge.turns import Turn
+from kedge.wire.decoder import BLANKS, read_kind
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from kedge.engines.http_client import HttpClient
     from kedge.engines.sdk_client import SdkClient
-    from kedge.events.decoder import StreamDecoder
+    from kedge.wire.decoder import StreamDecoder
 
 Sdk = Literal["openai", "anthropic"]
 Client: TypeAlias = "HttpClient | SdkClient"

@@ -1,10 +1,5 @@
-"""Decode the streams of providers into events and assemble events into blocks, without I/O."""
+"""What happens while an engine works: the events of an answer and of a run, and the record of a request."""
 
-from typing import TYPE_CHECKING
-
-from kedge.events.assembler import Assembler
-from kedge.events.decoder import StreamDecoder
-from kedge.events.items import CallSummary, ItemTable, ToolCall
 from kedge.events.request_record import RequestRecord
 from kedge.events.run import (
     AnswerFinished,
@@ -45,36 +40,16 @@ from kedge.events.types import (
     ToolCallStarted,
     Usage,
 )
-from kedge.text.lazy_names import make_getattr
-
-if TYPE_CHECKING:
-    from kedge.events.anthropic import AnthropicDecoder
-    from kedge.events.chat_completions import ChatDecoder
-    from kedge.events.responses import ResponsesDecoder
-else:
-    __getattr__ = make_getattr(
-        __name__,
-        {
-            "AnthropicDecoder": "kedge.events.anthropic",
-            "ChatDecoder": "kedge.events.chat_completions",
-            "ResponsesDecoder": "kedge.events.responses",
-        },
-    )
 
 __all__ = [
     "AnomalyNoted",
     "AnswerFinished",
-    "AnthropicDecoder",
-    "Assembler",
     "AttemptFailed",
-    "CallSummary",
-    "ChatDecoder",
     "Event",
     "FellBack",
     "Healed",
     "ItemCompleted",
     "ItemStarted",
-    "ItemTable",
     "ModeChanged",
     "OpaqueEvent",
     "Outcome",
@@ -90,14 +65,11 @@ __all__ = [
     "ResponseFailed",
     "ResponseIncomplete",
     "ResponseStarted",
-    "ResponsesDecoder",
     "ServerForgot",
-    "StreamDecoder",
     "StreamEvent",
     "StreamFailed",
     "TextDelta",
     "ToolArgumentsDelta",
-    "ToolCall",
     "ToolCallCompleted",
     "ToolCallRenamed",
     "ToolCallStarted",

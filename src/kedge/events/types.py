@@ -1,6 +1,6 @@
 """The events of a response stream, which are the same for every provider.
 
-A decoder (``kedge.events.responses`` for the Responses API) parses the stream of a provider into the events
+A decoder (``kedge.wire.responses`` for the Responses API) parses the stream of a provider into the events
 below, and the assembler builds blocks from them. A caller that streams a run receives both these and the
 events of ``kedge.events.run``. ``Event`` is their common base class. ``StreamEvent`` is the closed union of
 the events that a decoder emits, for a ``match`` that ends in ``assert_never``.

@@ -24,13 +24,13 @@ from pydantic import TypeAdapter, ValidationError
 
 import kedge
 from kedge.errors import CannotConnect, ToolFailed
-from kedge.events.fields import repair_surrogates
 from kedge.mcp.content import MAX_TOOLS, McpOptions, clean_text, convert_result, convert_tools
 from kedge.mcp.transports import ConnectionNotes, ServerAddress
 from kedge.observe import get_logger
 from kedge.tools import Toolbox, ToolSource
 from kedge.tools.errors import redact_secrets
 from kedge.turns import Part
+from kedge.wire.fields import repair_surrogates
 
 log = get_logger("kedge.mcp")
 

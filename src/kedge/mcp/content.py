@@ -18,10 +18,10 @@ from mcp_types.methods import validate_server_result
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from pydantic import TypeAdapter
 
-from kedge.arguments import check_positive_int, validate_seconds
+from kedge._internal.arguments import check_positive_int, validate_seconds
+from kedge._internal.display import sanitize_text
 from kedge.errors import KedgeError, ToolFailed
 from kedge.observe import get_logger
-from kedge.text.display import sanitize_text
 from kedge.tools import AnyTool, tool
 from kedge.tools.tool import MAX_NAME_CHARS, edit_descriptions
 from kedge.turns import Part, TextPart, audio, image

@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import kedge
+from kedge._internal.large_json import MAX_ITEMS, count_values
 from kedge.conversation import Conversation
 from kedge.errors import InvalidTurn
 from kedge.mcp.transports import repair_json, validate_message
@@ -38,7 +39,6 @@ from kedge.server.request_log import FrontEnd, RequestMiddleware
 from kedge.server.settings import Limits
 from kedge.store import ConversationRow, Store
 from kedge.store.summaries import list_summaries
-from kedge.text.large_json import MAX_ITEMS, count_values
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
 from kedge.turns import Block, FilePart, ImagePart, Part, TextPart, ToolCallBlock, tool_call
 from kedge.turns.attachments import read_audio, split_data_url

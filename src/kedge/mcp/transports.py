@@ -37,13 +37,13 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
+from kedge._internal.display import sanitize_text
 from kedge.engines.transport import resolve_limit
 from kedge.errors import InvalidSetting
-from kedge.events.fields import repair_surrogates
 from kedge.mcp.content import repair_result, repair_tool_list
 from kedge.observe import get_logger
-from kedge.text.display import sanitize_text
 from kedge.tools.errors import redact_secrets
+from kedge.wire.fields import repair_surrogates
 
 log = get_logger("kedge.mcp")
 

@@ -17,8 +17,8 @@ from inspect import isawaitable, iscoroutine
 from itertools import zip_longest
 from typing import Any, Literal
 
-from kedge.argument_types import checked
-from kedge.arguments import check_type
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import check_type
 from kedge.engines.base import Engine, Events, Middleware, Request, list_stack
 from kedge.errors import InvalidSetting, InvalidTurn
 from kedge.events.run import TurnFinished

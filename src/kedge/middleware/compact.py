@@ -22,8 +22,8 @@ from kedge.errors import ResendTooLong
 from kedge.events.run import AnswerFinished, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.planning import RequestPlan, find_running
-from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Turn
+from kedge.usage.tokens import DEFAULT_COUNTER, TokenCounter
 
 
 def compact(

@@ -22,7 +22,7 @@ from typing import Any, TypedDict, Unpack, cast
 
 from msgspec import structs
 
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
 from kedge.compaction import Compactor
 from kedge.engines.base import Engine, Events, Middleware, Request, find_filters
 from kedge.engines.request_options import ContentFilter, ContentFilters, ResendLimit, TurnProbe
@@ -34,11 +34,11 @@ from kedge.middleware.compact import compact
 from kedge.middleware.tools import ToolSelector, is_selector
 from kedge.middleware.tools import tools as tooling
 from kedge.planning import RequestPlan
-from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver, Toolbox, Toolset
 from kedge.tools.tool import build_toolbox
 from kedge.turns import Turn, TurnDiff, diff
 from kedge.turns.turn import check_turn
+from kedge.usage.tokens import DEFAULT_COUNTER, TokenCounter
 
 FILTERED_BY = "guard"
 """The reported name of changes by content filters."""

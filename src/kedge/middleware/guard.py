@@ -30,7 +30,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from msgspec import structs
 
 from kedge import turns
-from kedge.arguments import check_choice, check_type
+from kedge._internal.arguments import check_choice, check_type
 from kedge.engines.base import Events, Middleware, Request
 from kedge.engines.request_options import ContentFilter, ContentFilters, Phase
 from kedge.errors import Blocked, EngineError, InvalidSetting

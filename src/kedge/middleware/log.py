@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
 from kedge.engines.base import Events, Middleware, Request
 from kedge.errors import KedgeError
 from kedge.events import Event, ResponseStarted

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import anyio
 
-from kedge.argument_types import checked
-from kedge.arguments import check_positive_int
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import check_positive_int
 from kedge.engines.base import Events, Middleware, Request
 from kedge.errors import EngineError, InvalidSetting
 from kedge.events.run import VISIBLE_EVENTS, AttemptFailed, ToolStarted

@@ -17,14 +17,15 @@ from typing import Any
 from msgspec import structs
 from typing_extensions import TypeIs
 
-from kedge.arguments import check_count
+from kedge._internal.arguments import check_count
 from kedge.engines.base import Events, Middleware, Request, find_filters, unwrap
 from kedge.errors import InvalidSetting
 from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import count, get_logger, measure
 from kedge.planning import RequestPlan, find_problems
-from kedge.tools import AnyTool, Approver, CallContext, Tool, Toolbox, ToolRun, Toolset, iter_runs
+from kedge.tools import AnyTool, Approver, Tool, Toolbox, ToolRun, Toolset
+from kedge.tools.run import CallContext, iter_runs
 from kedge.tools.signature import get_function_name
 from kedge.tools.tool import build_toolbox
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_result

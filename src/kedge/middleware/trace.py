@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
-from kedge.argument_types import checked
-from kedge.arguments import read_variable
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import read_variable
 from kedge.engines.base import Events, Middleware, Request, unwrap
 from kedge.engines.request_log import RequestLog
 from kedge.errors import AnswerIncomplete, Blocked, CannotConnect, EngineError, describe_extra

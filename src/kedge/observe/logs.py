@@ -17,9 +17,9 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from kedge.arguments import check_type
+from kedge._internal.arguments import check_type
+from kedge._internal.display import escape_text
 from kedge.errors import InvalidSetting
-from kedge.text.display import escape_text
 
 TRACE = 5
 """The log level below DEBUG: every step of finding an anchor."""

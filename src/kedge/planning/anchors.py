@@ -19,8 +19,8 @@ from msgspec import structs
 from msgspec.structs import force_setattr, replace
 from typing_extensions import TypeIs
 
-from kedge.argument_types import checked
-from kedge.arguments import check_choice
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import check_choice
 from kedge.observe import get_logger
 from kedge.planning.digests import PrefixIndex, derived_digests, get_prefix_index, prefix_digest
 from kedge.turns import Block, Source, Turn

@@ -38,9 +38,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
+from kedge._internal.json_text import encode_escaped, encode_sorted, encode_string
 from kedge.errors import UnsupportedBlock
-from kedge.text.json_text import encode_escaped, encode_sorted, encode_string
 from kedge.turns import (
     AssistantBlock,
     Block,

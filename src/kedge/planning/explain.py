@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kedge._internal.display import format_size, pluralize
 from kedge.planning.anchors import REASONS, RejectedAnchor
 from kedge.planning.cache_plan import CACHE_HINTS, CachePlan
-from kedge.text.display import format_size, pluralize
 
 if TYPE_CHECKING:
     from kedge.planning.plan import RequestPlan
@@ -39,7 +39,7 @@ DOUBT_REASONS = {
     "fails": "the server answered the last chained requests with server errors",
     "unsupported": "the server rejected chaining as unsupported",
 }
-"""Why a server is not chained on for a while; see ``kedge.memory.evidence``."""
+"""Why a server is not chained on for a while; see ``kedge.evidence.evidence``."""
 MODE_REASONS = {
     **DOUBT_REASONS,
     "switched_off": "chaining is turned off by ENABLE_RESPONSE_BOUNDARY_TRACKING",

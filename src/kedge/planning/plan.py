@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
 from kedge.errors import Unsendable
 from kedge.planning.anchors import (
     AnchorRecord,

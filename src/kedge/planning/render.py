@@ -26,7 +26,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
+from kedge._internal.json_text import encode, encode_escaped
 from kedge.planning.anchors import (
     AnchorRecord,
     ConversationState,
@@ -42,7 +43,6 @@ from kedge.planning.digests import (
     get_prefix_index,
     is_compaction,
 )
-from kedge.text.json_text import encode, encode_escaped
 from kedge.turns import Block, OpaqueBlock, ReasoningBlock, Turn, item_from_block
 from kedge.turns.blocks import ENGINE
 from kedge.turns.responses_items import Item

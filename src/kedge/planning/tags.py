@@ -8,7 +8,7 @@ engines use records only.
 from collections.abc import Mapping
 from math import inf
 
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
 from kedge.observe import get_logger
 from kedge.planning import anchors
 from kedge.planning.anchors import AnchorRecord, Reason, get_state, select_matching

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 import kedge
-from kedge.arguments import check_count, read_variable, validate_seconds
+from kedge._internal.arguments import check_count, read_variable, validate_seconds
+from kedge._internal.urls import BaseUrl, parse_base_url
 from kedge.engines import Engine
 from kedge.engines.http_errors import (
     CREDENTIAL_HEADERS,
@@ -21,9 +22,8 @@ from kedge.engines.http_errors import (
 from kedge.engines.prompt_cache import CacheLifetime
 from kedge.engines.transport import resolve_limit
 from kedge.errors import CannotConnect, InvalidSetting, UnknownSetting
-from kedge.memory.evidence import EvidenceStore, Trust
+from kedge.evidence.evidence import EvidenceStore, Trust
 from kedge.planning import Mode
-from kedge.security.urls import BaseUrl, parse_base_url
 
 if TYPE_CHECKING:
     from kedge.engines.http_client import HttpClient

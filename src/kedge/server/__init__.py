@@ -8,3 +8,35 @@ this package imports ``kedge.planning``, ``kedge.turns`` or ``kedge.events``.
 - ``kedge.server.models.Model`` is the interface of the models that write the answers.
 - ``kedge.testing.serve`` runs a server in a thread, ``kedge serve`` in a process.
 """
+
+from typing import TYPE_CHECKING
+
+from kedge._internal.lazy_names import make_getattr
+
+if TYPE_CHECKING:
+    from kedge.server.app import create_app
+    from kedge.server.engine_models.engine_model import EngineModel
+    from kedge.server.models import Model, PracticeModel
+    from kedge.server.practice_model.model import Script
+    from kedge.server.settings import Settings
+else:
+    __getattr__ = make_getattr(
+        __name__,
+        {
+            "EngineModel": "kedge.server.engine_models.engine_model",
+            "Model": "kedge.server.models",
+            "PracticeModel": "kedge.server.models",
+            "Script": "kedge.server.practice_model.model",
+            "Settings": "kedge.server.settings",
+            "create_app": "kedge.server.app",
+        },
+    )
+
+__all__ = [
+    "EngineModel",
+    "Model",
+    "PracticeModel",
+    "Script",
+    "Settings",
+    "create_app",
+]

@@ -17,10 +17,10 @@ from typing import NamedTuple, Protocol
 
 from starlette.types import Scope
 
+from kedge._internal.access_tokens import AccessToken, TokenReservation, TokenUse
+from kedge._internal.urls import is_loopback
 from kedge.errors import InvalidSetting, KedgeError, StoreError
 from kedge.observe import get_logger
-from kedge.security.access_tokens import AccessToken, TokenReservation, TokenUse
-from kedge.security.urls import is_loopback
 from kedge.server import errors
 
 log = get_logger("kedge.server")

@@ -18,9 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from kedge.database.transactions import HealthCheck
+from kedge._internal.urls import find_doubled_part
 from kedge.errors import StoreError
-from kedge.security.urls import find_doubled_part
 from kedge.server import errors, http, request_log
 from kedge.server.background import BackgroundJobs
 from kedge.server.errors import ApiError
@@ -31,6 +30,7 @@ from kedge.server.settings import Settings
 from kedge.server.state import ServerState
 from kedge.server.storage.postgres import ReplicaClaims
 from kedge.server.websocket import ServerConnection
+from kedge.store.database.transactions import HealthCheck
 
 log = logging.getLogger("kedge.server")
 

@@ -15,6 +15,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from kedge._internal.json_text import decode
 from kedge.errors import StoreError
 from kedge.server import errors
 from kedge.server.object_forms import UNFINISHED_STATUSES
@@ -25,7 +26,6 @@ from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped, FollowedLog, encode_events
 from kedge.server.state import ServerState
 from kedge.server.storage.postgres import ClaimedResponse, ReplicaClaims
-from kedge.text.json_text import decode
 
 log = logging.getLogger("kedge.server")
 

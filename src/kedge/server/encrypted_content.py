@@ -18,11 +18,11 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from kedge._internal.encryption import FernetCipher, can_encrypt
+from kedge._internal.json_text import decode, encode
 from kedge.errors import describe_extra
-from kedge.security.encryption import FernetCipher, can_encrypt
 from kedge.server.errors import ENCRYPTION_MISSING, INVALID_ENCRYPTED_CONTENT
 from kedge.server.object_forms import Item, count_items
-from kedge.text.json_text import decode, encode
 
 
 class ReasoningPayload(Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from kedge.text.json_text import encode, escape_surrogates
+from kedge._internal.json_text import encode, escape_surrogates
 
 
 class ApiError(Exception):

@@ -19,7 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope
 
-from kedge.event_loops.responsive import compute
+from kedge._internal.json_text import encode
+from kedge._internal.large_json import LARGE_BYTES
+from kedge._internal.responsive import compute
 from kedge.server import access, errors, request_log
 from kedge.server.access import AccessPolicy, Credentials, Rejection
 from kedge.server.object_forms import Item
@@ -29,11 +31,9 @@ from kedge.server.routes.message_errors import error_body, error_status
 from kedge.server.schema.requests import INCLUDE, has_many_items, parse_body
 from kedge.server.schema.validators import Integer, ignore_unknown
 from kedge.server.state import ServerState
-from kedge.text.json_text import encode
-from kedge.text.large_json import LARGE_BYTES
 
 if TYPE_CHECKING:
-    from kedge.security.access_tokens import AccessToken
+    from kedge._internal.access_tokens import AccessToken
     from kedge.server.faults import Faults
 
 SERVICE_KEY = "kedge.service"

@@ -11,12 +11,12 @@ from typing import Any, Literal, Protocol
 from anyio import sleep
 from msgspec import Struct
 
+from kedge._internal.responsive import TimeSlice
 from kedge.errors import SchemaTooComplex
-from kedge.event_loops.responsive import TimeSlice
-from kedge.practice import OutputPart, PracticeOutput, PracticeRequest, Script, answer
-from kedge.practice.context import ItemKind
 from kedge.server.errors import SCHEMA_TOO_COMPLEX
 from kedge.server.object_forms import count_text
+from kedge.server.practice_model import OutputPart, PracticeOutput, PracticeRequest, Script, answer
+from kedge.server.practice_model.context import ItemKind
 
 
 class ItemOpened(Struct, frozen=True):

@@ -28,11 +28,11 @@ from functools import cache
 from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
-from kedge import tokens
-from kedge.event_loops.responsive import compute
+from kedge._internal.responsive import compute
 from kedge.server.errors import INTERNAL_ERROR, ApiError
 from kedge.server.prompt_cache import MIN_CACHED_TOKENS
-from kedge.tokens import CountText, to_compact_json
+from kedge.usage import tokens
+from kedge.usage.tokens import CountText, to_compact_json
 
 if TYPE_CHECKING:
     from kedge.server.models import ModelUsage

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from kedge.database.responses import slice_from_compaction
-from kedge.event_loops.responsive import MANY_ITEMS, compute
-from kedge.practice import PracticeRequest
+from kedge._internal.json_text import decode, encode
+from kedge._internal.large_json import LARGE_BYTES
+from kedge._internal.responsive import MANY_ITEMS, compute
 from kedge.server import coherence, encrypted_content, errors, object_forms, prompt_cache
 from kedge.server.encrypted_content import CompactedContext
 from kedge.server.models import Model, ModelUsage, Prompt
 from kedge.server.object_forms import Item
+from kedge.server.practice_model import PracticeRequest
 from kedge.server.schema import requests
 from kedge.server.state import ServerState
 from kedge.server.storage import context as contexts
 from kedge.server.storage.context import Context, LaneMemory
 from kedge.server.storage.items import StoredItems, has_compaction
-from kedge.text.json_text import decode, encode
-from kedge.text.large_json import LARGE_BYTES
+from kedge.store.database.responses import slice_from_compaction
 
 if TYPE_CHECKING:
     from kedge.server.storage.postgres import ClaimedResponse

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kedge.security.bounded_dict import BoundedDict
+from kedge._internal.bounded_dict import BoundedDict
 
 if TYPE_CHECKING:
     from kedge.server.object_forms import Item

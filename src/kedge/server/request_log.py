@@ -24,16 +24,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
+from kedge._internal.json_text import encode_escaped
 from kedge.errors import StoreError, StoreReplaced
 from kedge.observe import bind_fields, count, get_logger, measure
 from kedge.server import access
 from kedge.server.access import AccessPolicy, Credentials, Grant, Rejection
 from kedge.server.errors import encode_error_event
 from kedge.server.object_forms import Item
-from kedge.text.json_text import encode_escaped
 
 if TYPE_CHECKING:
-    from kedge.database.transactions import HealthCheck
+    from kedge.store.database.transactions import HealthCheck
 
 CHECK_SECONDS = 0.5
 """Seconds between two checks of the tokens with unfinished requests; another process may revoke them."""

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from kedge.database.responses import slice_from_compaction
+from kedge._internal.json_text import encode
+from kedge._internal.large_json import LARGE_BYTES
+from kedge._internal.responsive import TimeSlice
 from kedge.errors import StoreError
-from kedge.event_loops.responsive import TimeSlice
 from kedge.observe import count
 from kedge.server import object_forms
 from kedge.server.encrypted_content import CompactedContext, build_compaction_item
@@ -34,13 +35,12 @@ from kedge.server.state import ServerState
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, LaneMemory, extend_context
 from kedge.server.storage.items import has_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
-from kedge.text.json_text import encode
-from kedge.text.large_json import LARGE_BYTES
+from kedge.store.database.responses import slice_from_compaction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kedge.security.access_tokens import TokenReservation
+    from kedge._internal.access_tokens import TokenReservation
 
 MAX_QUEUE_SECONDS = 24 * 3600.0
 """Seconds for which a queued response waits for a slot."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Literal
 
-from kedge.argument_types import check_fields
+from kedge._internal.argument_types import check_fields
 from kedge.errors import InvalidSetting
 from kedge.server.access import CallerRegistry
 from kedge.server.models import Model, PracticeModel

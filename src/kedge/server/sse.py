@@ -10,8 +10,8 @@ from typing import Any, Generic, Self, TypeVar
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from kedge.event_loops.responsive import TimeSlice
-from kedge.text.json_text import encode_escaped
+from kedge._internal.json_text import encode_escaped
+from kedge._internal.responsive import TimeSlice
 
 Entry = TypeVar("Entry")
 

@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kedge.security.access_tokens import AccessToken, TokenReservation
-from kedge.security.bounded_dict import BoundedDict
+from kedge._internal.access_tokens import AccessToken, TokenReservation
+from kedge._internal.bounded_dict import BoundedDict
 from kedge.server import encrypted_content
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS, AccessPolicy, Rejection
 from kedge.server.encrypted_content import ContentCipher

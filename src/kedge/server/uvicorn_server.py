@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
+from kedge._internal.event_loops import run_in_thread
 from kedge.errors import CannotServe
-from kedge.event_loops import run_in_thread
 from kedge.server.connections import CONNECTION_SHARE, ConnectionTable, get_descriptor_limit
 from kedge.server.http_protocol import MAX_INCOMPLETE_BYTES, LimitedHttpProtocol
 

@@ -19,15 +19,15 @@ from msgspec import Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from kedge.event_loops.responsive import TimeSlice, compute
+from kedge._internal.json_text import decode, encode
+from kedge._internal.large_json import LARGE_BYTES
+from kedge._internal.responsive import TimeSlice, compute
 from kedge.server import errors
 from kedge.server.request_log import WEBSOCKET_SCOPE_KEY
 from kedge.server.schema.requests import parse_body
 from kedge.server.sse import DONE_FRAME, FRAME_END
 from kedge.server.state import ServerState
 from kedge.server.storage.context import LaneMemory, SocketMemory
-from kedge.text.json_text import decode, encode
-from kedge.text.large_json import LARGE_BYTES
 
 RESPONSES_PATH = "/v1/responses"
 FORWARDED_HEADERS = (b"retry-after", b"x-request-id")

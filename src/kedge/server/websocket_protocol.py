@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
 
-from kedge.event_loops.responsive import TimeSlice, call_in_turn
+from kedge._internal.responsive import TimeSlice, call_in_turn
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent

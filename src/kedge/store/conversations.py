@@ -12,10 +12,12 @@ same namespace.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kedge.arguments import check_times, validate_seconds
-from kedge.database.transactions import Row, Tx, join_filters
+from kedge._internal.arguments import check_times, validate_seconds
+from kedge._internal.json_text import decode
+from kedge._internal.json_text import encode_text as encode
 from kedge.errors import InvalidSetting, NotInStore, UnknownSetting, describe_type
 from kedge.planning.anchors import validate_mode
+from kedge.store.database.transactions import Row, Tx, join_filters
 from kedge.store.records import (
     ConversationRow,
     require_default_namespace,
@@ -23,8 +25,6 @@ from kedge.store.records import (
     validate_tags,
     validate_title,
 )
-from kedge.text.json_text import decode
-from kedge.text.json_text import encode_text as encode
 from kedge.turns.frozen_json import EMPTY, FrozenMap, freeze_map, thaw
 
 _COLUMNS = (

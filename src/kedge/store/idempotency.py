@@ -6,8 +6,8 @@ from the stored question. Leases use the database's clock, because the clocks of
 differ by more than a lease.
 """
 
-from kedge.database.transactions import Tx
 from kedge.errors import KeyReused
+from kedge.store.database.transactions import Tx
 from kedge.store.nodes import get_node
 from kedge.store.records import Claim, ConversationRow, validate_name
 

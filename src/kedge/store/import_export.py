@@ -16,11 +16,13 @@ from typing import Any, NamedTuple, cast, get_args
 import msgspec
 from msgspec.structs import replace
 
-from kedge.database.transactions import Tx
+from kedge._internal.json_text import decode, reject_constant
+from kedge._internal.json_text import encode_text as encode
 from kedge.errors import InvalidJSON, InvalidSetting
 from kedge.events.request_record import RequestRecord
 from kedge.planning.anchor_changes import AnchorChanges
 from kedge.store.conversations import select_conversation
+from kedge.store.database.transactions import Tx
 from kedge.store.nodes import (
     create_conversation,
     find_used_nodes,
@@ -42,8 +44,6 @@ from kedge.store.records import (
 from kedge.store.responses import RESPONSE_COLUMNS, TABLES, insert_record, select_responses
 from kedge.store.stored_blocks import StoredBlock, to_stored_block
 from kedge.store.verify import check_tree
-from kedge.text.json_text import decode, reject_constant
-from kedge.text.json_text import encode_text as encode
 from kedge.turns import load_block, new_id
 from kedge.turns.frozen_json import freeze_map, thaw
 from kedge.turns.json_codec import upgrade_block

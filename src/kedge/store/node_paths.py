@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from itertools import starmap, takewhile
 from operator import itemgetter
 
-from kedge.arguments import check_count
-from kedge.database.transactions import Tx
+from kedge._internal.arguments import check_count
 from kedge.errors import StoreDamaged
 from kedge.events.request_record import RequestRecord
 from kedge.planning import AnchorRecord, find_problems, get_state, set_state
 from kedge.planning.anchor_changes import apply_changes
 from kedge.planning.anchors import drop_replaced
+from kedge.store.database.transactions import Tx
 from kedge.store.node_state import (
     CHANGES_PATTERN,
     decode_changes,

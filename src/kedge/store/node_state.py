@@ -13,11 +13,11 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
+from kedge._internal.json_text import decode
+from kedge._internal.json_text import encode_text as encode
 from kedge.planning import AnchorRecord, ConversationState, get_state
 from kedge.planning.anchor_changes import NO_CHANGES, AnchorChanges, compare_anchors
 from kedge.planning.anchors import MODES, STATE_KEY, Mode, limit_expiry
-from kedge.text.json_text import decode
-from kedge.text.json_text import encode_text as encode
 from kedge.turns import Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 

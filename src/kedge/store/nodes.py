@@ -13,9 +13,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kedge.arguments import describe_value
-from kedge.database.postgres import PostgresTransaction
-from kedge.database.transactions import Row, Tx, marks, split_chunks
+from kedge._internal.arguments import describe_value
+from kedge._internal.json_text import encode_text as encode
 from kedge.errors import HeadConflict, InvalidTurn, NotInStore, StoreError
 from kedge.events.request_record import RequestRecord
 from kedge.store.conversations import (
@@ -33,6 +32,8 @@ from kedge.store.conversations import (
     validate_members,
     write_members,
 )
+from kedge.store.database.postgres import PostgresTransaction
+from kedge.store.database.transactions import Row, Tx, marks, split_chunks
 from kedge.store.node_state import encode_first_state, encode_without_mode
 from kedge.store.records import (
     MAX_INTEGER,
@@ -58,7 +59,6 @@ from kedge.store.stored_blocks import (
     decode_blocks,
     to_stored_block,
 )
-from kedge.text.json_text import encode_text as encode
 from kedge.turns import Block, Turn, new_id
 from kedge.turns.frozen_json import EMPTY
 

@@ -11,21 +11,21 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 from weakref import WeakValueDictionary
 
-from kedge.argument_types import checked
-from kedge.arguments import describe_value
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import describe_value
+from kedge._internal.event_loops import SharedResource
 from kedge.config import URL_FORMATS, store_file, store_url
-from kedge.database.postgres import PostgresDatabase
-from kedge.database.responses import (
+from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
+from kedge.store.database.postgres import PostgresDatabase
+from kedge.store.database.responses import (
     STORE_TABLE,
     create_response_tables,
     has_other_tables,
     use_practice_tables,
 )
-from kedge.database.schema import Schema, WrongSchema, read_statements
-from kedge.database.sqlite import MEMORY, SQLiteDatabase
-from kedge.database.transactions import Database, FirstUse, NamespaceDatabase, Tx
-from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
-from kedge.event_loops import SharedResource
+from kedge.store.database.schema import Schema, WrongSchema, read_statements
+from kedge.store.database.sqlite import MEMORY, SQLiteDatabase
+from kedge.store.database.transactions import Database, FirstUse, NamespaceDatabase, Tx
 from kedge.store.records import validate_namespace
 from kedge.store.store import Store
 

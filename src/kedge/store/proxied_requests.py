@@ -13,17 +13,17 @@ from urllib.parse import urlsplit
 
 from anyio import Event, Lock, move_on_after
 
-from kedge.database.transactions import Tx
+from kedge._internal.json_text import decode, encode_text, escape_surrogates
 from kedge.errors import NotInStore, StoreError
 from kedge.observe import get_logger
 from kedge.planning.plan import name_send
+from kedge.store.database.transactions import Tx
 from kedge.store.records import MAX_INTEGER, is_row_number, validate_page
-from kedge.text.json_text import decode, encode_text, escape_surrogates
 
 if TYPE_CHECKING:
     from kedge.store.store import Store
 
-log = get_logger("kedge.proxy")
+log = get_logger("kedge.chaining.proxy")
 
 
 COUNTED_TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")

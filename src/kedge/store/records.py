@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeGuard
 
 import msgspec
 
-from kedge.arguments import check_count, check_type, describe_value, validate_seconds
+from kedge._internal.arguments import check_count, check_type, describe_value, validate_seconds
 from kedge.errors import InvalidSetting, describe_type
 from kedge.events.request_record import ResponseStatus
 from kedge.planning import Mode

@@ -1,6 +1,6 @@
 """The index of responses by their content, and the evidence about the memory of servers.
 
-These are functions of a transaction; `kedge.incremental.StoreIndex` and `Store` call them. Scopes and
+These are functions of a transaction; `kedge.chaining.StoreIndex` and `Store` call them. Scopes and
 keys are stored with the namespace of the transaction, except for the default namespace.
 """
 
@@ -9,9 +9,9 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kedge.database.transactions import Tx
-from kedge.memory.object_claims import Claim, UnusedObject
-from kedge.text.json_text import decode
+from kedge._internal.json_text import decode
+from kedge.evidence.object_claims import Claim, UnusedObject
+from kedge.store.database.transactions import Tx
 
 FOREIGN_SECONDS = 90 * 24 * 3_600.0
 """Seconds for which the claim of a conversation object that others made is retained after its last request."""
@@ -26,7 +26,7 @@ _INSERT_ENTRY = (
 
 
 def claim_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str) -> Claim:
-    """Claim a conversation object of a server for a request; see `kedge.memory.object_claims`.
+    """Claim a conversation object of a server for a request; see `kedge.evidence.object_claims`.
 
     Args:
         tx: The transaction.
@@ -205,7 +205,7 @@ def get_scope_key(tx: Tx) -> bytes:
 
 
 def select_evidence(tx: Tx, key: str) -> dict[str, Any] | None:
-    """Return the evidence about the memory of a server; see `kedge.memory.evidence`."""
+    """Return the evidence about the memory of a server; see `kedge.evidence.evidence`."""
     rows = tx.rows("SELECT form FROM evidence WHERE name = ?", (_qualify(tx, key),))
     return decode(rows[0][0]) if rows else None
 

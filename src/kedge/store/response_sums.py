@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kedge.database.transactions import Database, Row, Tx, marks, split_chunks
 from kedge.errors import StoreError
+from kedge.store.database.transactions import Database, Row, Tx, marks, split_chunks
 from kedge.store.records import Damage
 
 T = TypeVar("T")

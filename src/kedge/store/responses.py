@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from kedge.arguments import check_times, describe_value
-from kedge.database.transactions import Row, Tx, join_filters, marks, split_chunks
+from kedge._internal.arguments import check_times, describe_value
+from kedge._internal.json_text import decode
 from kedge.errors import InvalidSetting
 from kedge.events.request_record import RejectedCandidate, RequestRecord
 from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
 from kedge.store import response_sums
+from kedge.store.database.transactions import Row, Tx, join_filters, marks, split_chunks
 from kedge.store.records import ConversationRow, Incident, StoredExchange, Telemetry, ToolRow
-from kedge.text.json_text import decode
 
 DIGEST_PREFIX = "sha256:"
 RESPONSE_COLUMNS: tuple[str, ...] = tuple(

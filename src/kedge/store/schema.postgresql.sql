@@ -219,7 +219,7 @@ CREATE TABLE objects (
     updated_at DOUBLE PRECISION NOT NULL
 );
 
--- Requests of programs that do not know Kedge, which are chained by content (kedge.incremental). Processes that share
+-- Requests of programs that do not know Kedge, which are chained by content (kedge.chaining). Processes that share
 -- a store share the index of known responses and the key that hashes credentials.
 CREATE TABLE response_index (
     scope TEXT NOT NULL,

@@ -18,9 +18,9 @@ from typing import Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
-from kedge.arguments import check_choice, check_times
-from kedge.database.transactions import Database, Tx, join_filters
+from kedge._internal.arguments import check_choice, check_times
 from kedge.errors import StoreError
+from kedge.store.database.transactions import Database, Tx, join_filters
 from kedge.store.nodes import find_used_nodes, select_tree
 from kedge.store.records import Hit, validate_page
 from kedge.store.search_query import (

@@ -19,11 +19,10 @@ from weakref import WeakValueDictionary
 
 from msgspec import UNSET, UnsetType
 
-from kedge.argument_types import checked
-from kedge.arguments import validate_seconds
-from kedge.database.transactions import Database, NamespaceDatabase, Tx
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import validate_seconds
+from kedge._internal.event_loops import AsyncResource, SharedLock, SyncFacade, wrap_method
 from kedge.errors import HeadConflict
-from kedge.event_loops import AsyncResource, SharedLock, SyncFacade, wrap_method
 from kedge.events.request_record import RequestRecord
 from kedge.planning import Mode
 from kedge.planning.anchor_changes import NO_CHANGES, AnchorChanges
@@ -48,6 +47,7 @@ from kedge.store.conversations import (
     select_head,
     validate_members,
 )
+from kedge.store.database.transactions import Database, NamespaceDatabase, Tx
 from kedge.store.node_state import encode_node_state
 from kedge.store.records import (
     NO_TELEMETRY,

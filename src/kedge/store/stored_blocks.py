@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
+from kedge._internal.json_text import decode
 from kedge.errors import KedgeError, StoreDamaged
-from kedge.text.json_text import decode
 from kedge.turns import AssistantBlock, Block, UserBlock
 from kedge.turns.json_codec import VERSION, encode_block, parse_block
 

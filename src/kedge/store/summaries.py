@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
-from kedge.arguments import check_times
-from kedge.database.transactions import Tx, join_filters, marks
+from kedge._internal.arguments import check_times
 from kedge.planning.anchors import limit_expiry, relied_until
 from kedge.store.conversations import HAS_TAG, select_conversations
+from kedge.store.database.transactions import Tx, join_filters, marks
 from kedge.store.node_paths import find_unanswered, load_bodies
 from kedge.store.nodes import get_node, select_question_previews
 from kedge.store.records import FAILED_SQL, ConversationRow, has_failed, validate_page

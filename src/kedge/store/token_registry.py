@@ -14,13 +14,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 
-from kedge.argument_types import checked
-from kedge.arguments import check_type, describe_value
-from kedge.database.transactions import Database, Row, Tx
+from kedge._internal.access_tokens import AccessToken, TokenReservation, TokenUse
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import check_type, describe_value
+from kedge._internal.event_loops import AsyncResource
 from kedge.errors import InvalidSetting, NotInStore, StoreError, StoreReplaced
-from kedge.event_loops import AsyncResource
 from kedge.observe import get_logger
-from kedge.security.access_tokens import AccessToken, TokenReservation, TokenUse
+from kedge.store.database.transactions import Database, Row, Tx
 from kedge.store.open import StoreAddress, share_store
 from kedge.store.records import validate_namespace
 from kedge.store.store import Store

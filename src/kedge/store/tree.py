@@ -17,18 +17,18 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec.structs import astuple, replace
 
-from kedge.database.transactions import Tx
+from kedge._internal.display import capitalize
 from kedge.events.request_record import RequestRecord
 from kedge.planning.anchors import is_expired
 from kedge.planning.plan import is_fallback_reason
 from kedge.store import conversations
+from kedge.store.database.transactions import Tx
 from kedge.store.node_paths import describe_edits
 from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree
 from kedge.store.records import ANSWERED_STATUSES, ConversationRow, Node, has_failed
 from kedge.store.responses import select_responses
 from kedge.store.store import read
 from kedge.store.stored_blocks import decode_blocks, preview_body
-from kedge.text.display import capitalize
 from kedge.turns import AssistantBlock, Block, UserBlock
 
 Mark = Literal[

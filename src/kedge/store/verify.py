@@ -5,17 +5,17 @@ Nothing is repaired. A tree is read branch by branch, so that each block is hash
 
 from collections.abc import Callable, Iterator
 
-from kedge.database.transactions import Database, Tx
+from kedge._internal.json_text import decode
 from kedge.errors import InvalidTurn, KedgeError, StoreBusy, StoreError, StoreUnreachable
 from kedge.planning import covered_count, prefix_digest
 from kedge.store import response_sums
+from kedge.store.database.transactions import Database, Tx
 from kedge.store.node_paths import load_bodies
 from kedge.store.nodes import NODE_COLUMNS, hash_node
 from kedge.store.records import Damage, Node
 from kedge.store.responses import TABLES, find_wrong_checksums, unpack_digest
 from kedge.store.search import find_unindexed, get_index_position
 from kedge.store.stored_blocks import hash_block, hash_block_id
-from kedge.text.json_text import decode
 from kedge.turns import Turn, load_block
 
 BATCH_SIZE = 2_000

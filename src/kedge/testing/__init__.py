@@ -13,8 +13,8 @@ With pytest the fixture ``kedge_server`` is available without an import. Nothing
 
 from typing import TYPE_CHECKING
 
+from kedge._internal.lazy_names import make_getattr
 from kedge.testing.network import NetworkForbidden, forbid_network
-from kedge.text.lazy_names import make_getattr
 
 if TYPE_CHECKING:
     from kedge.testing.server import TestServer, serve

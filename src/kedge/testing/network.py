@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+from kedge._internal.urls import is_loopback
 from kedge.errors import KedgeError
-from kedge.security.urls import is_loopback
 
 
 class NetworkForbidden(KedgeError, OSError):

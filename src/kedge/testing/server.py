@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kedge.arguments import check_type
+from kedge._internal.arguments import check_type
 from kedge.errors import InvalidSetting, UnknownSetting
-from kedge.practice.model import Script
 from kedge.server.faults import Faults
 from kedge.server.models import PracticeModel
+from kedge.server.practice_model.model import Script
 from kedge.server.settings import Limits, Settings
 from kedge.server.uvicorn_server import ServerThread
 

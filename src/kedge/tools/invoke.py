@@ -33,10 +33,10 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from kedge import turns
-from kedge.events.fields import repair_surrogates
 from kedge.tools.tool import AnyTool
 from kedge.turns.attachments import detect_media_type, read_audio, split_data_url
 from kedge.turns.parts import PART_TYPES
+from kedge.wire.fields import repair_surrogates
 
 Parts = tuple[turns.Part, ...]
 Arguments = dict[str, Any]

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 import msgspec
 from typing_extensions import TypedDict
 
-from kedge.errors import InvalidArguments, InvalidTool, find_similar
-from kedge.schemas.json_schema import (
+from kedge._internal.json_schema import (
     JSONSchema,
     adapt_type,
     format_path,
@@ -26,6 +25,7 @@ from kedge.schemas.json_schema import (
     schema_generator,
     to_strict_schema,
 )
+from kedge.errors import InvalidArguments, InvalidTool, find_similar
 from kedge.tools.signature import REQUIRED, ToolArgument, ToolSignature, strip_annotated
 from kedge.turns import FrozenMap, ToolCallBlock
 from kedge.turns.frozen_json import EMPTY, thaw

@@ -33,7 +33,7 @@ from typing import (
 
 import msgspec
 
-from kedge.argument_types import check_fields, check_members, checked
+from kedge._internal.argument_types import check_fields, check_members, checked
 from kedge.engines.request_options import list_tools, to_definition
 from kedge.errors import InvalidTool, UnknownSetting, UnknownTool
 from kedge.tools.schema import (

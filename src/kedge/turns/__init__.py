@@ -22,7 +22,6 @@ from kedge.turns.blocks import (
     tool_result,
     user,
 )
-from kedge.turns.chat_messages import blocks_from_messages
 from kedge.turns.frozen_json import FrozenMap, thaw
 from kedge.turns.json_codec import dump, dump_block, dumps, load, load_block, loads
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
@@ -53,7 +52,6 @@ __all__ = [
     "assistant",
     "audio",
     "block_from_item",
-    "blocks_from_messages",
     "diff",
     "dump",
     "dump_block",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Literal, cast
 
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
 from kedge.errors import InvalidTurn
 from kedge.turns.frozen_json import FrozenMap
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict, Unpack, c
 import msgspec
 from msgspec.structs import astuple, force_setattr, replace
 
-from kedge.arguments import check_type
+from kedge._internal.arguments import check_type
 from kedge.errors import InvalidJSON, InvalidSetting, InvalidTurn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze, freeze_map, thaw
 from kedge.turns.parts import (

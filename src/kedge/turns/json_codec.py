@@ -17,9 +17,9 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
+from kedge._internal.json_text import decode, encode
 from kedge.errors import InvalidJSON, InvalidTurn
-from kedge.text.json_text import decode, encode
 from kedge.turns import frozen_json
 from kedge.turns.blocks import (
     IDENTITY_FIELDS,

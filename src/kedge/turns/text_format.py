@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from kedge.text.display import escape_text, format_size, pluralize
+from kedge._internal.display import escape_text, format_size, pluralize
 from kedge.turns.blocks import Block, ReasoningBlock
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
 

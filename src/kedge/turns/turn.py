@@ -30,7 +30,7 @@ from typing import Any, NoReturn, final, overload
 
 import msgspec
 
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
 from kedge.errors import InvalidTurn, describe_type
 from kedge.turns.blocks import (
     AssistantBlock,
@@ -515,7 +515,7 @@ def _check_blocks(blocks: Sequence[object]) -> None:
                 case ImagePart() | FilePart() | OpaquePart():
                     remedy = 'put it into a message: user(["text", part])'
                 case dict():
-                    remedy = "use kedge.turns.blocks_from_messages(...)"
+                    remedy = "use kedge.wire.blocks_from_messages(...)"
                 case _:
                     remedy = "use kedge.user(...)"
             raise InvalidTurn(f"a Turn must have blocks, not {kind}; {remedy}")

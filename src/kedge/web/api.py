@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import kedge
+from kedge._internal.responsive import compute
 from kedge.analytics import Selection, analyze, analyze_conversations, analyze_over_time
 from kedge.conversation import Conversation
 from kedge.conversation.lookup import MODEL_KEY, add_candidates
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
-from kedge.event_loops.responsive import compute
 from kedge.server.sse import EventStreamResponse, encode_data
 from kedge.store.conversations import reject_scheduled
 from kedge.store.nodes import parse_position

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kedge._internal.display import capitalize
 from kedge.engines import Engine
 from kedge.providers import connect
 from kedge.server.app import create_app
@@ -28,7 +29,6 @@ from kedge.server.settings import Settings
 from kedge.server.storage.database import IN_MEMORY
 from kedge.server.uvicorn_server import UvicornServer
 from kedge.store import AccessToken, open_store
-from kedge.text.display import capitalize
 from kedge.web import api, pages, security
 from kedge.web.models import ModelSelector
 from kedge.web.openapi import REPORTED_ERRORS, map_error

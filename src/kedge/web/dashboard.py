@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from kedge import analytics
+from kedge._internal.display import pluralize
 from kedge.observe import snapshot
 from kedge.server.sse import encode_data
 from kedge.store.summaries import get_revision, list_summaries
-from kedge.text.display import pluralize
 from kedge.web.page_templates import render
 from kedge.web.service import ConversationService
 

@@ -20,13 +20,13 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from kedge import errors
-from kedge.event_loops.responsive import compute
+from kedge._internal.large_json import LARGE_BYTES, MAX_ITEMS, count_values
+from kedge._internal.responsive import compute
 from kedge.server.errors import ApiError
 from kedge.server.http import collect_body
 from kedge.server.request_log import EscapedJSONResponse
 from kedge.server.settings import Limits
 from kedge.store import Store
-from kedge.text.large_json import LARGE_BYTES, MAX_ITEMS, count_values
 from kedge.web.security import SESSION_COOKIE, is_json
 from kedge.web.service import ConversationService, get_service
 from kedge.web.shapes import ErrorResponse

@@ -30,14 +30,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from kedge._internal import display
+from kedge._internal.display import MAX_MARKDOWN_WORK, estimate_markdown_work
+from kedge._internal.json_text import escape_surrogates
+from kedge._internal.urls import is_safe_link
 from kedge.planning import REASONS
 from kedge.planning.anchors import get_conversation_id
 from kedge.planning.explain import MODE_REASONS
-from kedge.security.urls import is_safe_link
 from kedge.store.tree import MARK_DESCRIPTIONS
-from kedge.text import display
-from kedge.text.display import MAX_MARKDOWN_WORK, estimate_markdown_work
-from kedge.text.json_text import escape_surrogates
 from kedge.web import plan_card, shapes, svg, transcript
 from kedge.web.security import SESSION_KEY
 from kedge.web.service import build_tag_url

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from kedge.chaining.rewrite import PASS_THROUGH_REASONS
 from kedge.errors import StoreError
-from kedge.incremental.rewrite import PASS_THROUGH_REASONS
 from kedge.server.sse import EventStreamResponse
 from kedge.store.summaries import list_labels
 from kedge.web import dashboard, security

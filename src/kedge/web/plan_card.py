@@ -14,8 +14,8 @@ from typing import Literal
 
 from markupsafe import Markup, escape
 
+from kedge._internal.display import capitalize, pluralize
 from kedge.store import RequestRecord, StoredExchange
-from kedge.text.display import capitalize, pluralize
 from kedge.turns import AssistantBlock, Block, SystemBlock, UserBlock, dump_block
 from kedge.turns.frozen_json import EMPTY
 from kedge.turns.text_format import BLOCK_NAMES, describe, describe_change

@@ -26,23 +26,23 @@ from typing import Any, Literal, cast
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from kedge._internal.json_text import decode_object, encode
 from kedge.conversation import Reply
 from kedge.engines.http_errors import parse_error
 from kedge.engines.request_log import MAX_CODE_LENGTH, MAX_ERROR_LENGTH
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import KedgeError, StoreError, describe_for_client
-from kedge.events.fields import get_text, list_objects, read_conversation_id
 from kedge.observe import get_logger
-from kedge.practice.context import last_user_text
 from kedge.server.access import CALLER_KEY
+from kedge.server.practice_model.context import last_user_text
 from kedge.server.request_log import RecordedRequest, log_failure
 from kedge.server.sse import FollowedLog
 from kedge.store import AccessToken, ConversationRow, ProxiedRequest, Store
 from kedge.store.proxied_requests import MAX_PROXIED, RequestRecorder
-from kedge.text.json_text import decode_object, encode
 from kedge.turns import new_id
 from kedge.web.models import ModelSelector
 from kedge.web.transcript import summarize_text
+from kedge.wire.fields import get_text, list_objects, read_conversation_id
 
 EventDict = dict[str, Any]
 RunStatus = Literal["running", "done", "failed", "cancelled"]

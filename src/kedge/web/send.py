@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from kedge import turns, workflows
+from kedge._internal.display import HEALING_TEXTS, format_size
 from kedge.conversation import ConversationStream
 from kedge.engines import Middleware
 from kedge.errors import InvalidSetting, InvalidWorkflow, NotInStore, StoreError
@@ -34,7 +35,6 @@ from kedge.events.run import (
 from kedge.middleware import two_phase
 from kedge.planning.explain import format_headline
 from kedge.store.tree import iter_block_ranges, path_to, read_tree
-from kedge.text.display import HEALING_TEXTS, format_size
 from kedge.turns.attachments import split_data_url
 from kedge.web import schemas
 from kedge.web.openapi import RequestError

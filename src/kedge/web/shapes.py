@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast, 
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, create_model
 
+from kedge._internal.display import HEALING_TEXTS, LOST_TEXTS, capitalize, format_size, pluralize
 from kedge.analytics import Analytics, Bucket, ConversationStats
 from kedge.events import Usage
 from kedge.planning.anchors import REASONS, is_unusable_status
@@ -17,7 +18,6 @@ from kedge.planning.explain import describe_full_send, describe_rejection
 from kedge.store import ConversationRow, Hit, Node, ProxiedRequest, RequestRecord
 from kedge.store.proxied_requests import ProxyTotals
 from kedge.store.summaries import ConversationSummary
-from kedge.text.display import HEALING_TEXTS, LOST_TEXTS, capitalize, format_size, pluralize
 from kedge.workflows.history import Workflow, WorkflowChain, WorkflowExchange
 
 if TYPE_CHECKING:

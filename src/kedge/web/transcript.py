@@ -15,13 +15,13 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from kedge import turns
-from kedge.security.urls import is_safe_link
+from kedge._internal.json_text import encode_indented
+from kedge._internal.urls import is_safe_link
 from kedge.store import Hit, Node, RequestRecord
 from kedge.store.records import ANSWERED_STATUSES
 from kedge.store.search_query import WORD, Query, fold_text
 from kedge.store.tree import BlockRange, iter_block_ranges
-from kedge.text.json_text import encode_indented
-from kedge.tools import OUTCOME_KEY
+from kedge.tools.run import OUTCOME_KEY
 from kedge.turns.frozen_json import thaw
 from kedge.web.schemas import IMAGE_TYPES
 

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from kedge.argument_types import checked
+from kedge._internal.argument_types import checked
+from kedge.engines.output_schema import CORRECTION_ORIGIN
 from kedge.errors import NotInStore
-from kedge.schemas.output_schema import CORRECTION_ORIGIN
 from kedge.store import ConversationRow, Store
 from kedge.store.open import StoreAddress, use_store
 from kedge.turns import AssistantBlock, UserBlock

@@ -14,17 +14,17 @@ from typing import Any, cast
 
 import msgspec
 
-from kedge.argument_types import checked
-from kedge.arguments import check_number, check_positive_int, list_arguments
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import check_number, check_positive_int, list_arguments
+from kedge._internal.display import make_title
+from kedge._internal.event_loops import await_value
 from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema, to_output_schema
+from kedge.engines.output_schema import SchemaMismatch
 from kedge.errors import InvalidSetting, InvalidWorkflow, describe_type
-from kedge.event_loops import await_value
 from kedge.events import Usage
-from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import Store
 from kedge.store.open import StoreAddress
-from kedge.text.display import make_title
 from kedge.turns.frozen_json import FrozenMap
 from kedge.workflows.results import (
     AnswerJudged,

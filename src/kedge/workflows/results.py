@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from kedge.arguments import check_number, check_positive_int, check_type
+from kedge._internal.arguments import check_number, check_positive_int, check_type
 from kedge.engines import Engine
 from kedge.errors import InvalidWorkflow
 from kedge.events import Usage
-from kedge.providers import check_model
+from kedge.providers.model_strings import check_model
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 WorkflowKind = Literal["refine", "debate", "steps"]

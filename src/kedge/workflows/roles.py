@@ -13,10 +13,11 @@ from typing import Any, Self, TypeVar, cast
 import msgspec
 from msgspec.structs import asdict, replace
 
-from kedge.arguments import check_callback, check_type
+from kedge._internal.arguments import check_callback, check_type
 from kedge.conversation import Conversation, ConversationSettings, Reply
 from kedge.conversation.lookup import find_redo_target
 from kedge.engines import Engine, to_output_schema
+from kedge.engines.output_schema import CORRECTION_ORIGIN
 from kedge.errors import (
     HeadConflict,
     InvalidWorkflow,
@@ -28,8 +29,7 @@ from kedge.errors import (
 from kedge.events import Usage
 from kedge.events.run import OutputRejected
 from kedge.middleware.compose import resolve_tools
-from kedge.providers import check_model
-from kedge.schemas.output_schema import CORRECTION_ORIGIN
+from kedge.providers.model_strings import check_model
 from kedge.store import ConversationRow, Store
 from kedge.store.open import StoreAddress, share_store
 from kedge.turns import new_id, user

@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import msgspec
 
+from kedge._internal.event_loops import await_value
 from kedge.errors import InvalidWorkflow, KedgeError, find_similar
-from kedge.event_loops import await_value
 from kedge.middleware.compose import Tools
 from kedge.store import Store
 from kedge.workflows.judges import debate, refine

@@ -8,12 +8,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
-from kedge.argument_types import checked
-from kedge.arguments import list_arguments
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import list_arguments
 from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema, to_output_schema
+from kedge.engines.output_schema import SchemaMismatch
 from kedge.errors import InvalidJSON, InvalidSetting, InvalidWorkflow, WorkflowFailed
-from kedge.schemas.output_schema import SchemaMismatch
 from kedge.store import Store
 from kedge.store.open import StoreAddress
 from kedge.turns.frozen_json import freeze_map

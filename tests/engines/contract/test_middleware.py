@@ -5,8 +5,8 @@ from typing import Any
 
 from engines.contract.checks import check_law
 from kedge import Conversation, open_store
-from kedge.chat import Chat
 from kedge.compaction import ProviderCounter, TokenLimitCompactor
+from kedge.conversation import Chat
 from kedge.engines import Engine
 from kedge.events.run import AnswerFinished, ToolFinished, ToolStarted
 from kedge.middleware import (

@@ -8,12 +8,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from kedge.database.schema import Schema
-from kedge.database.transactions import Tx
 from kedge.errors import CannotServe
 from kedge.server.storage import database as database_module
 from kedge.server.storage.database import SCHEMA, SCHEMA_VERSION
 from kedge.store import open_store
+from kedge.store.database.schema import Schema
+from kedge.store.database.transactions import Tx
 from kedge.testing import serve
 from postgresql import create_schema as create_postgres_schema
 

@@ -18,8 +18,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import WebSocketException
 from websockets.frames import CloseCode
 
+from kedge._internal.json_text import decode
 from kedge.observe import get_logger
-from kedge.text.json_text import decode
 
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024
 """The maximum bytes buffered for a reader. A slower reader is disconnected, so that others can continue."""

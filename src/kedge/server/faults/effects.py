@@ -15,6 +15,7 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Scope
 
+from kedge._internal.json_text import decode, encode
 from kedge.server import errors
 from kedge.server.coherence import CALL_TYPES, OUTPUT_TYPES
 from kedge.server.http import JSON_HEADERS, build_error_response
@@ -23,8 +24,7 @@ from kedge.server.request_log import RECORD_KEY, RecordedRequest
 from kedge.server.routes.message_errors import INVALID_SIGNATURE
 from kedge.server.routes.message_schema import THINKING_TYPES
 from kedge.server.sse import DONE_FRAME, FRAME_END, encode_data, encode_event
-from kedge.text.json_text import decode, encode
-from kedge.tokens import count_items
+from kedge.usage.tokens import count_items
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.security.urls import is_loopback
+from kedge._internal.json_text import copy_value, decode, encode_escaped
+from kedge._internal.urls import is_loopback
 from kedge.server import errors
 from kedge.server.faults import KINDS, Fault, Faults, effects
 from kedge.server.faults.effects import Body, FaultedRequest, FrameRewriter
 from kedge.server.http import build_error_response, collect_body, render_error
 from kedge.server.request_log import receive_until
 from kedge.server.storage.context import limit_history
-from kedge.text.json_text import copy_value, decode, encode_escaped
 
 DISCONNECT: Message = {"type": "http.disconnect"}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from kedge._internal.json_text import encode
 from kedge.server import errors
 from kedge.server.http import get_service, read_checked
 from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, ModelUsage, OutputEvent
@@ -21,7 +22,6 @@ from kedge.server.routes.chat_requests import CONTEXT_LENGTH_EXCEEDED, parse_req
 from kedge.server.schema.validators import get_object
 from kedge.server.sse import DONE_FRAME, encode_data
 from kedge.server.state import ServerState
-from kedge.text.json_text import encode
 
 DELTA_MEMBERS: Mapping[str, str] = {
     "text": "content",

@@ -5,13 +5,13 @@ from typing import Any
 
 from msgspec import Struct
 
+from kedge._internal.json_text import encode
 from kedge.server.encrypted_content import parse_reasoning_payload
 from kedge.server.object_forms import Item
 from kedge.server.routes import message_errors as errors
 from kedge.server.routes import message_schema as schema
 from kedge.server.schema.requests import RequestSchema, check_tool_choice
 from kedge.server.schema.validators import get_object, is_ignoring_unknown
-from kedge.text.json_text import encode
 
 ContentBlock = Mapping[str, Any]
 

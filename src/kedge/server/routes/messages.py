@@ -8,14 +8,15 @@ only.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kedge.event_loops.responsive import compute
+from kedge._internal.json_text import encode
+from kedge._internal.responsive import compute
 from kedge.server import models
 from kedge.server.http import get_service, read_checked, respond_json
 from kedge.server.models import ModelUsage, OutputEvent
@@ -30,8 +31,7 @@ from kedge.server.routes import message_requests as requests
 from kedge.server.routes.message_errors import error_body
 from kedge.server.sse import encode_event
 from kedge.server.state import ServerState
-from kedge.text.json_text import encode
-from kedge.tokens import find_min_tokens
+from kedge.usage.tokens import find_min_tokens
 
 Body = Mapping[str, Any]
 
@@ -272,7 +272,7 @@ def format_usage(usage: ModelUsage) -> dict[str, Any]:
     }
 
 
-class _ParsedMessages(Struct, frozen=True):
+class _ParsedMessages(NamedTuple):
     """A valid request: as one of the Responses API, its segments, and its breakpoints."""
 
     params: dict[str, Any]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kedge.event_loops.responsive import compute
+from kedge._internal.json_text import decode, encode
+from kedge._internal.responsive import compute
 from kedge.server import errors, http, object_forms, prepare
 from kedge.server.access import read_header
 from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
@@ -21,7 +22,6 @@ from kedge.server.schema import requests
 from kedge.server.schema.validators import Integer
 from kedge.server.sse import encode_events, replay
 from kedge.server.state import ServerState
-from kedge.text.json_text import decode, encode
 
 if TYPE_CHECKING:
     from kedge.server.storage.context import LaneMemory

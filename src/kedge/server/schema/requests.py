@@ -15,15 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, cast
 
-from kedge.event_loops.responsive import MANY_ITEMS
+from kedge._internal.json_text import encode
+from kedge._internal.large_json import MAX_ITEMS, MAX_VALUES, TooManyValues, decode_strict
+from kedge._internal.responsive import MANY_ITEMS
 from kedge.server import errors
 from kedge.server.object_forms import Item
 from kedge.server.schema import validators as v
 from kedge.server.schema.items import INPUT_PART, ITEM, ITEMS, NAME, TEXT, TOOL_CHOICE, TOOLS
 from kedge.server.schema.json_schemas import check_schemas
 from kedge.server.schema.tables import BOOLEAN, STRING, Rules
-from kedge.text.json_text import encode
-from kedge.text.large_json import MAX_ITEMS, MAX_VALUES, TooManyValues, decode_strict
 
 MOVED_PARAMETERS: Mapping[str, str] = {
     "messages": "input",

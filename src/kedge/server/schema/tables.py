@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from kedge._internal.json_text import decode
 from kedge.server.schema import validators as v
-from kedge.text.json_text import decode
 
 STRING = v.String()
 BOOLEAN = v.Boolean()

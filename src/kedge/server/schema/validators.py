@@ -16,8 +16,8 @@ from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from msgspec import Struct
 
+from kedge._internal.large_json import MAX_ITEMS
 from kedge.server import errors
-from kedge.text.large_json import MAX_ITEMS
 
 JsonPath = tuple[Any, str | int] | None
 """The path of a value: the path of its parent, and its name or index; None is the body."""

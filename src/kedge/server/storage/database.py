@@ -1,6 +1,6 @@
 """The interface of the server's database for the repositories, independent of the kind of database.
 
-The tables are described in `kedge.database.responses`. The repositories use the same SQL for both databases,
+The tables are described in `kedge.store.database.responses`. The repositories use the same SQL for both databases,
 with ``?`` for values. The differences are in this interface: how a transaction is run and in which thread, which
 clock is used, and how one server prevents others from changing its unfinished responses.
 """
@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
-from kedge.database import sqlite
-from kedge.database.file_identity import OpenFiles
-from kedge.database.postgres import is_postgresql
-from kedge.database.responses import (
+from kedge.errors import CannotServe, StoreBusy, StoreError, StoreFull
+from kedge.store.database import sqlite
+from kedge.store.database.file_identity import OpenFiles
+from kedge.store.database.postgres import is_postgresql
+from kedge.store.database.responses import (
     create_response_tables,
     has_other_tables,
     use_practice_tables,
 )
-from kedge.database.schema import Schema, WrongSchema
-from kedge.database.transactions import Dialect, Tx
-from kedge.errors import CannotServe, StoreBusy, StoreError, StoreFull
+from kedge.store.database.schema import Schema, WrongSchema
+from kedge.store.database.transactions import Dialect, Tx
 
 if TYPE_CHECKING:
     from kedge.server.settings import Settings
@@ -230,7 +230,7 @@ class SQLiteServerDatabase(ServerDatabase):
     Statements take microseconds, so they are run in the calling thread. Functions that may read or write megabytes are
     called in another thread, in order, and so are all others until it has nothing left to do: only one thread at a time
     uses the connection. Before each function it is checked that the files are those that were opened, and again after
-    each commit: see `kedge.database.file_identity`.
+    each commit: see `kedge.store.database.file_identity`.
 
     Args:
         path: The file, or ``:memory:``.

@@ -11,11 +11,11 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
-from kedge.database.responses import NO_ITEMS, lock_deletions, slice_from_compaction
+from kedge._internal.json_text import decode, encode
 from kedge.server.object_forms import ITEM_ID, RESPONSE_ID, Item, NodeKeys, count_items
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, ContextCache, extend_context
 from kedge.server.storage.database import ServerDatabase
-from kedge.text.json_text import decode, encode
+from kedge.store.database.responses import NO_ITEMS, lock_deletions, slice_from_compaction
 
 _SELECT_NODE = (
     "SELECT id, parent, barrier, tokens, input, output FROM kedge_server_nodes WHERE id = ?"

@@ -28,9 +28,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kedge.database.postgres import NOW, POSTGRESQL, PostgresDatabase, PostgresTransaction
-from kedge.database.responses import use_practice_tables
-from kedge.database.transactions import Values
+from kedge._internal.json_text import encode
 from kedge.errors import CannotServe, StoreBusy, StoreError
 from kedge.server.object_forms import QUEUED_FIELDS, RESTARTED_MESSAGE, build_failed_fields
 from kedge.server.sse import FRAME_END
@@ -40,7 +38,9 @@ from kedge.server.storage.database import (
     may_succeed_later,
     upgrade_schema,
 )
-from kedge.text.json_text import encode
+from kedge.store.database.postgres import NOW, POSTGRESQL, PostgresDatabase, PostgresTransaction
+from kedge.store.database.responses import use_practice_tables
+from kedge.store.database.transactions import Values
 
 if TYPE_CHECKING:
     from kedge.server.settings import Settings

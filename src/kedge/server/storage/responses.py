@@ -13,12 +13,12 @@ from math import inf
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from kedge.database import responses as tables
+from kedge._internal.json_text import decode, encode
 from kedge.server import errors, object_forms
 from kedge.server.object_forms import Item
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.items import NodeRepository
-from kedge.text.json_text import decode, encode
+from kedge.store.database import responses as tables
 
 PURGE_BATCH_SIZE = 500
 

@@ -9,8 +9,8 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from for_each import for_each
-from kedge.practice import Script
 from kedge.server.models import PracticeModel
+from kedge.server.practice_model import Script
 from kedge.testing import TestServer, serve
 from server.conftest import WEATHER as RESPONSES_WEATHER
 

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 
 from anthropic_sdk import make_anthropic
 from for_each import for_each
-from kedge.practice import Script
 from kedge.server.models import PracticeModel
+from kedge.server.practice_model import Script
 from kedge.testing import TestServer, serve
 from server.conftest import WEATHER as RESPONSES_WEATHER
 from server.conftest import open_client

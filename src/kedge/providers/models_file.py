@@ -1,0 +1,207 @@
+"""Open models by model string, or several of them from a TOML file.
+
+    default = "small"
+
+    [models.small]
+    model = "ollama:llama3.2"
+    window = 8192
+
+    [models.claude]
+    model = "anthropic:claude-opus-4-8"
+    key_env = "ANTHROPIC_API_KEY"
+
+Every error is an ``InvalidSetting`` of one line, with its location and the valid values. The file
+never contains a key, only the name of the environment variable with the key.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from kedge._internal.argument_types import checked
+from kedge._internal.arguments import check_type, read_variable
+from kedge._internal.files import MAX_SETTINGS_BYTES, read_regular_file
+from kedge.errors import CannotConnect, InvalidSetting, find_similar
+from kedge.providers import connect
+from kedge.server.engine_models.engine_model import DEFAULT_WINDOW, EngineModel
+from kedge.server.models import Model, PracticeModel
+from kedge.server.practice_model import Script
+from kedge.turns.frozen_json import wrap_copy
+
+BUILTIN_MODELS = ("practice", "script")
+"""Models without an engine, which answer inside the server."""
+
+
+@checked
+def open_model(
+    model: str,
+    *,
+    name: str = "",
+    pace: float = 0.0,
+    window: int | None = None,
+    tokens: float = 1.0,
+    stateless: bool = False,
+    params: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Model:
+    """Create a model of the server from a model string.
+
+    Args:
+        model: A model string such as ``ollama:llama3.2``, ``practice`` or ``script:FILE``.
+        name: The name in ``GET /v1/models``; by default the provider's name of the model.
+        pace: Seconds between two streamed chunks of the practice model.
+        window: The context length in tokens, as in ``EngineModel``.
+        tokens: The model's tokens per token of the server's count, as in ``EngineModel``.
+        stateless: Whether to never chain upstream.
+        params: Parameters of every request.
+        settings: Further settings of ``connect``, such as ``api_key``.
+
+    Returns:
+        The model.
+
+    Raises:
+        CannotConnect: If the model string is invalid or a key is missing.
+        InvalidScript: If the script file cannot be used.
+
+    Example:
+        >>> settings = Settings(model=open_model("ollama:llama3.2", window=16_384))
+    """
+    check_type("name", str, name)
+    kind, _, rest = model.partition(":")
+    if kind in BUILTIN_MODELS:
+        if kind == "script" and not rest:
+            raise CannotConnect("the script has no file; write script:answers.json")
+        script = Script.load(rest) if kind == "script" else None
+        made = PracticeModel(script, pace=pace, **({"window": window} if window else {}))
+        made.name = name or made.name
+        return made
+    # Clients of this server retry themselves.
+    settings.setdefault("max_retries", 0)
+    engine = connect(model, **settings)
+    shown = name or rest.rpartition("#")[2] or kind
+    return EngineModel(
+        shown,
+        engine,
+        window=window or DEFAULT_WINDOW,
+        tokens=tokens,
+        stateless=stateless,
+        params=params,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One key of a model's table: its type, the description of the type, and its minimum."""
+
+    type: type | tuple[type, ...]
+    description: str
+    minimum: float | None = None
+
+
+MODEL_FIELDS: Mapping[str, FieldSpec] = {
+    "model": FieldSpec(str, "a model string, such as 'ollama:llama3.2'"),
+    "key_env": FieldSpec(str, "the name of the environment variable that holds the key"),
+    "base_url": FieldSpec(str, "an address"),
+    "window": FieldSpec(int, "an integer number of tokens", 1),
+    "tokens": FieldSpec((int, float), "a number above 0", 0.01),
+    "stateless": FieldSpec(bool, "true or false"),
+    "timeout": FieldSpec((int, float), "a number of seconds", 0.001),
+    "pace": FieldSpec((int, float), "a number of seconds", 0),
+    "params": FieldSpec(dict, "a table of parameters"),
+}
+"""The keys of a model's table."""
+SECRET_KEYS = ("api_key", "key", "token", "password", "secret")
+"""Keys for secrets, which must not be in a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models of a file.
+
+    Args:
+        models: The models by name.
+        default: The name of the model that serves all other names, if any.
+    """
+
+    models: Mapping[str, Model]
+    default: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "models", wrap_copy(self.models))
+
+
+@checked
+def load_models(path: str | Path) -> Models:
+    """Load a TOML file of models.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The models, each connected.
+
+    Raises:
+        InvalidSetting: If the file cannot be read or is invalid.
+        CannotConnect: If a model cannot be used.
+    """
+    where = Path(path).name
+    try:
+        form = tomllib.loads(read_regular_file(path, MAX_SETTINGS_BYTES).decode("utf-8"))
+    except OSError as error:
+        raise InvalidSetting(f"cannot read {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSetting(f"{where} is not TOML: {error}") from None
+    _check_keys(form, ("default", "models"), where)
+    tables = form.get("models")
+    if not isinstance(tables, dict) or not tables:
+        raise InvalidSetting(f"{where}: no models; write a table [models.NAME] for each")
+    named = cast("dict[str, Any]", tables)
+    models = {name: _load_model(name, table, where) for name, table in named.items()}
+    default = form.get("default")
+    if default is not None and default not in models:
+        known = ", ".join(models)
+        raise InvalidSetting(f"{where}: default must be one of {known}, not {default!r}")
+    return Models(models, default)
+
+
+def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key in known:
+            continue
+        if key in SECRET_KEYS:
+            raise InvalidSetting(
+                f"{where}: {key} does not belong in a file; set an environment variable to the key and "
+                'name it: key_env = "MY_KEY"'
+            )
+        similar = find_similar(key, [each for each in known if each not in table])
+        hint = f"did you mean {similar}?" if similar else f"known keys: {', '.join(known)}"
+        raise InvalidSetting(f"{where}: unknown key {key!r}; {hint}")
+
+
+def _load_model(name: str, table: Any, file: str) -> Model:
+    where = f"{file}: models.{name}"
+    if not isinstance(table, dict):
+        raise InvalidSetting(f"{where} must be a table with a model")
+    members = cast("dict[str, Any]", table)
+    _check_keys(members, tuple(MODEL_FIELDS), where)
+    for key, value in members.items():
+        field = MODEL_FIELDS[key]
+        is_flag = isinstance(value, bool) and field.type is not bool
+        is_wrong = is_flag or not isinstance(value, field.type)
+        if is_wrong or (field.minimum is not None and value < field.minimum):
+            raise InvalidSetting(f"{where}.{key} must be {field.description}")
+    if "model" not in members:
+        raise InvalidSetting(f'{where} needs a model: model = "ollama:llama3.2"')
+    settings = {key: value for key, value in members.items() if key not in ("model", "key_env")}
+    if (variable := members.get("key_env")) is not None:
+        settings["api_key"] = read_variable(variable)
+        if not settings["api_key"]:
+            raise CannotConnect(
+                f"{where}: the environment variable {variable} is not set; set it to the key"
+            )
+    try:
+        return open_model(members["model"], name=name, **settings)
+    except CannotConnect as error:
+        raise CannotConnect(f"{where}: {error}") from error

@@ -1,5 +1,0 @@
-"""`kedge proxy`: a reverse proxy that makes requests to a Responses server incremental."""
-
-from kedge.proxy.app import create_proxy_app
-
-__all__ = ["create_proxy_app"]

@@ -1,1 +1,0 @@
-"""Access tokens, encryption keys, URLs that cannot lead to another server, and dictionaries of limited length."""

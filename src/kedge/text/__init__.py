@@ -1,1 +1,0 @@
-"""Text: JSON for programs, and formatted values for people."""

@@ -1,0 +1,513 @@
+"""The item table of a response stream: the life cycle of its output items, and the ids of its tool calls.
+
+The table decides which output item an event belongs to. Servers identify an item by its id, by its ``call_id`` and by
+its ``output_index``, and none of them is reliable. llama.cpp sends no ``output_index`` and no ids of calls, whose
+argument deltas have the call id instead. Others change ids between events, use one id or one index for two items, or
+omit the start of an item. So an item is looked up by item id, then by call id, then as the only open item of its type
+at its index (or of all, if the event has no index), and an event that contradicts the index of a match is not assigned
+to it. Every item has an index of its own: the server's, or the next free one if there is none or another item has it.
+All events of the item carry this index, so nothing after the decoder has to match items again.
+
+A call has two ids. ``call_id`` connects the call to its result and is visible to the model; ``item_id`` identifies the
+item within the stream, and is the only id that an argument delta has. A wrong match runs a tool with another call's
+arguments, and servers omit ``call_id`` or send it only with the finished item, use one id for two calls, and send
+arguments before the call that they belong to. A call without a usable ``call_id`` is identified by its ``item_id`` or
+by a local id (logged with the reason and counted), which the provider's id replaces as soon as an event has it. Early
+arguments wait for their call. Calls and arguments that are still unmatched at the end are ``unresolved``, and a
+response with an unresolved call is never complete.
+
+Decoders pass items in the form of the Responses API.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import Literal, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from kedge.events import types
+from kedge.events.types import ToolArgumentsDelta
+from kedge.observe import get_logger
+from kedge.turns import new_id
+from kedge.wire.fields import CALL_ARGUMENTS, JsonObject, get_arguments, get_text
+
+log = get_logger(__name__)
+
+Role = Literal["start", "part", "end"]
+"""What an event is for its item: its start, a part of its content, or its end."""
+NameResolver = Callable[[str, bool], str]
+"""Returns the name of a call from its arguments and from whether it is free-form; empty if uncertain."""
+_CALL = "function_call"
+
+
+class OutputItem(msgspec.Struct, eq=False):
+    """An output item of a stream.
+
+    Attributes:
+        type: The item's type.
+        item_id: The provider's id of the item.
+        output_index: The position of the item in the output, which no other item has.
+        completed: Whether the item is complete.
+        call_id: The id that connects a tool call to its result; empty for other items.
+    """
+
+    type: str
+    item_id: str = ""
+    output_index: int = -1
+    completed: bool = False
+    call_id: str = ""
+
+
+class ToolCall(OutputItem, eq=False):
+    """A tool call of a stream, with the data received so far.
+
+    Attributes:
+        name: The tool's name.
+        fallback: Why ``call_id`` is not the provider's own; empty if it is.
+        final_arguments: The complete arguments, once the provider has sent them.
+        pieces: The argument deltas so far.
+        cut: Whether the model was stopped before the call was complete.
+    """
+
+    name: str = ""
+    fallback: str = ""
+    final_arguments: str | None = None
+    pieces: list[str] = []
+    cut: bool = False
+
+    @property
+    def custom(self) -> bool:
+        """Whether the tool takes free-form input instead of JSON arguments."""
+        return self.type == "custom_tool_call"
+
+    @property
+    def arguments(self) -> str:
+        """The complete arguments if they were sent, else the joined deltas."""
+        return self.final_arguments or "".join(self.pieces)
+
+    def complete_item(self, item: JsonObject) -> JsonObject:
+        """Return the item of the call, in the form of the Responses API, with its id, name and arguments."""
+        member = CALL_ARGUMENTS[item["type"]]
+        known = {"call_id": self.call_id, "name": self.name, member: self.arguments}
+        return item if known.items() <= item.items() else {**item, **known}
+
+
+def read_item(item: JsonObject, output_index: int) -> OutputItem:
+    """Return what an item says about itself; of a call also whether its ``call_id`` is usable."""
+    # Some servers omit the type of a message.
+    kind = get_text(item, "type") if "type" in item else "message"
+    place = kind, get_text(item, "id"), output_index
+    if kind not in CALL_ARGUMENTS:
+        return OutputItem(*place)
+    call_id, problem = read_call_id(item.get("call_id"))
+    arguments, cut = get_arguments(item, CALL_ARGUMENTS[kind]), item.get("status") == "incomplete"
+    name = get_text(item, "name")
+    return ToolCall(*place, False, call_id, name, problem, arguments, cut=cut)
+
+
+def read_call_id(sent: object) -> tuple[str, str]:
+    """Return an id if it is usable, else an empty string and why it is not."""
+    if isinstance(sent, str):
+        return (sent, "") if sent.strip() else ("", "empty")
+    return "", "missing" if sent is None else "malformed"
+
+
+class CallSummary(msgspec.Struct, frozen=True):
+    """All calls of a response in output order, and how their ids were found.
+
+    Attributes:
+        completed: The ids of complete calls.
+        open: The ids of calls that are not complete.
+        extracted: How many calls came with a usable ``call_id``.
+        fallen_back: How many calls got a fallback id.
+        corrected: How many fallback ids were replaced by the provider's id later.
+        failed: How many calls or arguments could not be resolved.
+    """
+
+    completed: tuple[str, ...]
+    open: tuple[str, ...]
+    extracted: int
+    fallen_back: int
+    corrected: int
+    failed: int
+
+
+def _log_call(level: int, text: str, call_id: str, *details: object) -> None:
+    """Log a sentence about a call, with its id in the message and in a field."""
+    log.log(level, "tool call %r " + text, call_id, *details, call_id=call_id)
+
+
+class ItemTable:
+    """The output items of one response.
+
+    Attributes:
+        events: The events to emit; a decoder adds its own, and takes them.
+        items: The items by output index.
+        calls: The tool calls by ``call_id``.
+        extracted: How many calls came with a usable ``call_id``.
+        fallen_back: How many calls got a fallback id.
+        corrected: How many fallback ids were replaced by the provider's id later.
+        failed: How many calls or arguments could not be resolved.
+        inferred: How many calls came without a name that could be inferred.
+        infer_name: A function that infers the name of a call that came without one.
+    """
+
+    infer_name: NameResolver | None = None
+
+    def __init__(self) -> None:
+        self.events: list[types.StreamEvent] = []
+        self.items: dict[int, OutputItem] = {}
+        self.calls: dict[str, ToolCall] = {}
+        self.extracted = self.fallen_back = self.corrected = self.failed = self.inferred = 0
+        self._by_id: dict[tuple[str, str], OutputItem] = {}
+        self._by_sent_index: dict[int, list[OutputItem]] = {}
+        self._next_index = 0
+        self._owners: dict[tuple[str, int], ToolCall] = {}
+        self._pending: dict[tuple[str, int], ToolCall] = {}
+
+    def sorted_calls(self) -> list[ToolCall]:
+        """Return the calls in output order."""
+        return sorted(self.calls.values(), key=attrgetter("output_index"))
+
+    def summary(self) -> CallSummary:
+        """Return all call ids in output order, with the counts."""
+        calls = self.sorted_calls()
+        return CallSummary(
+            tuple(call.call_id for call in calls if call.completed),
+            tuple(call.call_id for call in calls if not call.completed),
+            self.extracted,
+            self.fallen_back,
+            self.corrected,
+            self.failed,
+        )
+
+    def log_summary(self) -> None:
+        """Log the calls of the response, if there are any."""
+        if (self.calls or self.failed) and log.isEnabledFor(logging.INFO):
+            log.info("tool calls: %s", self.summary(), call_id=",".join(self.calls))
+
+    # The life cycle of an item.
+
+    def start(self, sent: OutputItem) -> None:
+        """Start an item; a repeated start changes nothing.
+
+        Args:
+            sent: What the event says about the item.
+        """
+        known = self._find("start", sent)
+        if not isinstance(sent, ToolCall):
+            known = known or self._add(sent)
+            self.events.append(types.ItemStarted(sent.type, sent.item_id, known.output_index))
+        elif isinstance(known, ToolCall):
+            known.name = known.name or sent.name
+            self._rename(known, sent.call_id)
+        else:
+            self._open_call(sent)
+
+    def place(self, kind: str, item_id: str, output_index: int) -> OutputItem:
+        """Return the item that a part belongs to; a new one if it is not known.
+
+        Args:
+            kind: The type of the item.
+            item_id: The provider's id of the item.
+            output_index: The index that the server sent, or -1.
+        """
+        sent = OutputItem(kind, item_id, output_index)
+        return self._find("part", sent) or self._add(sent)
+
+    def append_arguments(self, item_id: str, output_index: int, delta: str) -> None:
+        """Add an argument delta to its call; it is emitted if the call is known already.
+
+        Args:
+            item_id: The provider's id of the item.
+            output_index: The position of the item in the output, or -1.
+            delta: The new text.
+        """
+        call = self._find_owner(item_id, output_index)
+        if not call.completed:
+            call.pieces.append(delta)
+            if call.call_id:
+                self.events.append(ToolArgumentsDelta(call.call_id, delta))
+
+    def set_arguments(self, item_id: str, output_index: int, arguments: str) -> None:
+        """Set the complete arguments of a call, which replace its deltas.
+
+        Args:
+            item_id: The provider's id of the item.
+            output_index: The position of the item in the output, or -1.
+            arguments: The complete arguments.
+        """
+        call = self._find_owner(item_id, output_index)
+        if not call.completed:
+            self._set_arguments(call, arguments)
+
+    def finish(self, sent: OutputItem) -> OutputItem:
+        """Complete an item.
+
+        Args:
+            sent: What the event says about the item.
+
+        Returns:
+            The item.
+        """
+        known = self._finish(sent, self._find("end", sent))
+        known.completed = known.completed or not isinstance(known, ToolCall)
+        return known
+
+    def reconcile(self, items: Sequence[JsonObject]) -> Iterator[OutputItem]:
+        """Find the items that a finished response lists, and complete the calls among them one after the other.
+
+        Args:
+            items: The items of the response.
+
+        Returns:
+            For each of them the item of the stream, or a new one.
+        """
+        listed = list(map(read_item, items, range(len(items))))
+        known = self._match_listed(listed) if self.items else repeat(None)
+        return map(self._finish, listed, known)
+
+    def resolve_open(self) -> None:
+        """Complete the open calls of a complete response, and report those that cannot be completed.
+
+        Some servers never send a finished call; then it consists of its deltas.
+        """
+        unresolved: list[ToolCall] = []
+        for call in self.sorted_calls():
+            if not call.completed and (call.final_arguments is not None or call.pieces):
+                self._complete(call)
+            unresolved += [] if call.completed else [call]
+        for call in (*unresolved, *self._pending.values()):
+            name = f"call {call.call_id!r}" if call.call_id else f"item {call.item_id!r}"
+            log.warning(
+                "%s is not a complete tool call", name, call_id=call.call_id or call.item_id
+            )
+            self.events.append(types.AnomalyNoted("unresolved_call", name))
+            self.failed += 1
+
+    def _finish(self, sent: OutputItem, known: OutputItem | None) -> OutputItem:
+        if not isinstance(sent, ToolCall):
+            return known or self._add(sent)
+        call = known if isinstance(known, ToolCall) else self._open_call(sent)
+        if call is known:
+            self._rename(call, sent.call_id)
+        if not call.completed:
+            call.name = sent.name or call.name
+            call.item_id = sent.item_id or call.item_id
+            call.cut = call.cut or sent.cut
+            self._set_arguments(call, sent.final_arguments)
+            self._complete(call)
+        return call
+
+    # Find the item of an event.
+
+    def _find(self, role: Role, sent: OutputItem) -> OutputItem | None:
+        """Return the item that an event belongs to, or None."""
+        family, call_id = _family(sent), sent.call_id
+        item_id, at = sent.item_id, sent.output_index
+        here = [each for each in self._by_sent_index.get(at, ()) if _family(each) == family]
+        item = self._by_id.get((family, item_id))
+        if item is not None and at >= 0 and item not in here:
+            same = [each for each in here if each.item_id == item_id]
+            item = same[0] if same else item if _may_move(item, role, call_id) else None
+        if item is None and family == _CALL:
+            called = self.calls.get(call_id or item_id) or self._by_id.get((family, call_id))
+            item = called if called and (at < 0 or called in here) else None
+        if item is None:
+            item = self._find_open(role, item_id, family, here if at >= 0 else None)
+        return self._add_name(item, item_id) if item is not None else None
+
+    def _find_open(
+        self, role: Role, item_id: str, family: str, here: list[OutputItem] | None
+    ) -> OutputItem | None:
+        """Return the only open item of this type, of those at the index of the event if it has one."""
+        if here is None and role == "start":
+            return None
+        known = self.items.values() if here is None else here
+        same = [each for each in known if _family(each) == family]
+        found = [each for each in same if not each.completed]
+        if role == "part" and not found and family == _CALL:
+            found = same  # late arguments of a complete call add nothing
+        elif here is None:
+            found = [each for each in found if not _has_name(each)] or found
+        elif role == "start":
+            found = [each for each in found if not (each.item_id and item_id)]
+        return found[0] if len(found) == 1 else None
+
+    def _find_owner(self, item_id: str, output_index: int) -> ToolCall:
+        """Return the call that the arguments of an item belong to, or the one where they wait for it."""
+        place = item_id, output_index
+        call = self._owners.get(place)
+        if call is None or call.completed:
+            found = self._find("part", ToolCall(_CALL, *place))
+            if found is None:
+                text = "arguments of item %r arrived before their call"
+                log.debug(text, item_id, call_id=item_id)
+                return self._pending.setdefault(place, ToolCall("", *place))
+            call = self._owners[place] = cast("ToolCall", found)
+        return call
+
+    def _match_listed(self, listed: Sequence[OutputItem]) -> list[OutputItem | None]:
+        """Return the known item of each item that a finished response lists, at its position there.
+
+        The keys of an item are tried in their order, and each known item is matched at most once.
+        """
+        named = [self._by_id.get((_family(each), each.item_id)) for each in listed]
+        wanted = list(map(_list_keys, listed, named))
+        unclaimed = {item: _list_keys(item, item) for _, item in sorted(self.items.items())}
+        found: list[OutputItem | None] = [None] * len(listed)
+        for rank in range(_KEY_COUNT):
+            waiting: dict[Hashable, deque[OutputItem]] = {}
+            for item, keys in unclaimed.items():
+                waiting.setdefault(keys[rank], deque()).append(item)
+            for at, keys in enumerate(wanted):
+                if found[at] is None and keys[rank] and (same := waiting.get(keys[rank])):
+                    found[at] = item = same.popleft()
+                    del unclaimed[item]
+        return found
+
+    def _add(self, item: OutputItem) -> OutputItem:
+        """Add an item, at the next free index if it has none or if another item has it."""
+        sent = item.output_index
+        if sent < 0 or sent in self.items:
+            item.output_index = self._next_index
+        self._next_index = max(self._next_index, item.output_index + 1)
+        self.items[item.output_index] = item
+        self._by_sent_index.setdefault(sent if sent >= 0 else item.output_index, []).append(item)
+        return self._add_name(item, item.item_id)
+
+    def _add_name(self, item: OutputItem, item_id: str) -> OutputItem:
+        if item_id:
+            item.item_id = item.item_id or item_id
+            self._by_id[_family(item), item_id] = item
+        return item
+
+    # Open a call and assign its id.
+
+    def _open_call(self, sent: ToolCall) -> ToolCall:
+        call = replace(sent, final_arguments=None, cut=False)
+        self._assign_id(call)
+        self.calls[call.call_id] = call
+        self._add(call)
+        self._owners.clear()  # what was certain may be ambiguous now
+        place = call.item_id, call.output_index, call.custom
+        self.events.append(types.ToolCallStarted(call.call_id, call.name, *place, call.fallback))
+        for place, early in self._pending.items():
+            is_named = place[0] and sent.item_id
+            if place[0] == sent.item_id if is_named else place[1] == sent.output_index != -1:
+                del self._pending[place]
+                self._add_name(call, early.item_id)
+                call.pieces, call.final_arguments = early.pieces, early.final_arguments
+                break
+        if call.pieces:
+            self.events.append(ToolArgumentsDelta(call.call_id, "".join(call.pieces)))
+        return call
+
+    def _assign_id(self, call: ToolCall) -> None:
+        if call.call_id in self.calls:
+            call.fallback = "duplicate"
+        if not call.fallback:
+            self.extracted += 1
+            details = call.name, call.item_id, call.output_index
+            _log_call(logging.DEBUG, "found: tool %r, item %r, output %d", call.call_id, *details)
+            return
+        self.fallen_back += 1
+        by_item = call.item_id and call.item_id not in self.calls
+        call.call_id = call.item_id if by_item else new_id("call")
+        kind = "item id" if by_item else "local id"
+        text = "uses its %s because its call_id is %s: tool %r, output %d"
+        details = kind, call.fallback, call.name, call.output_index
+        _log_call(logging.WARNING, text, call.call_id, *details)
+
+    def _rename(self, call: ToolCall, new: str) -> None:
+        """Use the provider's id, if this event is the first to have it."""
+        if not new or new in self.calls:
+            return
+        if call.completed and not call.fallback:
+            text = "has id %r later; the first id is used"
+            _log_call(logging.WARNING, text, call.call_id, new)
+            return
+        was, call.call_id = call.call_id, new
+        self.calls = {each.call_id: each for each in self.calls.values()}
+        level = logging.INFO if call.fallback else logging.WARNING
+        log.log(level, "tool call %r is renamed to %r", was, new, call_id=new)
+        if call.fallback:
+            self.corrected += 1
+            call.fallback = ""
+        self.events.append(types.ToolCallRenamed(new, was))
+
+    # Complete a call.
+
+    def _set_arguments(self, call: ToolCall, arguments: str | None) -> None:
+        known = call.arguments
+        if arguments is None or (known and not arguments):
+            return  # empty arguments after deltas are an omission of the server
+        if known and known != arguments:
+            log.warning(
+                "tool call %r: the complete arguments (%d characters) differ from the earlier ones "
+                "(%d characters); the complete ones are used",
+                *(call.call_id, len(arguments), len(known)),
+                call_id=call.call_id,
+            )
+        call.final_arguments = arguments
+
+    def _complete(self, call: ToolCall) -> None:
+        if not (call.name or call.cut):
+            self._infer_name(call)
+        if not call.name or call.cut:
+            return
+        call.completed = True
+        _log_call(logging.DEBUG, "is complete: tool %r", call.call_id, call.name)
+        place = call.item_id, call.output_index, call.custom
+        completed = types.ToolCallCompleted(call.call_id, call.name, call.arguments, *place)
+        self.events.append(completed)
+
+    def _infer_name(self, call: ToolCall) -> None:
+        """Set the name of a call that came without one, if its arguments fit exactly one tool.
+
+        The server's stored call has no name, so the response must not become an anchor.
+        """
+        name = self.infer_name(call.arguments, call.custom) if self.infer_name else ""
+        if not name:
+            return
+        call.name = name
+        self.inferred += 1
+        text = "has no name; its arguments fit only %r"
+        _log_call(logging.WARNING, text, call.call_id, name)
+        detail = f"the name of call {call.call_id!r} was inferred"
+        self.events.append(types.AnomalyNoted("contradiction", detail))
+
+
+def _may_move(item: OutputItem, role: Role, call_id: str) -> bool:
+    """Return whether an event with the item's id and another index can belong to the item."""
+    if not isinstance(item, ToolCall):
+        return not item.completed
+    return role == "part" or call_id in ("", item.call_id) or bool(item.fallback)
+
+
+def _family(item: OutputItem) -> str:
+    """Return the type of an item, which is the same for all calls."""
+    return _CALL if isinstance(item, ToolCall) else item.type
+
+
+def _has_name(item: OutputItem) -> bool:
+    """Return whether the server sent an id of the item."""
+    return bool(item.item_id or (isinstance(item, ToolCall) and not item.fallback))
+
+
+_KEY_COUNT = 5
+
+
+def _list_keys(item: OutputItem, known: OutputItem | None) -> tuple[Hashable, ...]:
+    """Return the keys by which a listed item is matched to a known one, the most reliable one first.
+
+    Args:
+        item: The item.
+        known: The known item with its id.
+    """
+    place = item.output_index, _family(item)
+    return (known, item.call_id), item.call_id, known, place, item.type
