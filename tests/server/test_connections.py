@@ -68,8 +68,10 @@ class RunningCommand:
 
 
 @contextmanager
-def run_command(name: str, folder: Path, soft: int, hard: int) -> Iterator[RunningCommand]:
-    """Run a server with these limits of descriptors until the block ends."""
+def run_command(
+    name: str, folder: Path, soft: int, hard: int, *more: str
+) -> Iterator[RunningCommand]:
+    """Run a server with these limits of descriptors, and more options, until the block ends."""
     options = {
         "serve": ["--db", ":memory:", "--no-page", "--store", str(folder / "store.db")],
         "proxy": ["--db", ":memory:", "--upstream", "http://127.0.0.1:1/v1"],
@@ -77,7 +79,8 @@ def run_command(name: str, folder: Path, soft: int, hard: int) -> Iterator[Runni
     }
     log = folder / "log.txt"
     with log.open("wb") as errors:
-        command = ["-c", RUN_LIMITED, str(soft), str(hard), name, "--port", "0", *options[name]]
+        limits = [str(soft), str(hard)]
+        command = ["-c", RUN_LIMITED, *limits, name, "--port", "0", *options[name], *more]
         process = ForkedProcess(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert process.stdout is not None
     try:
@@ -135,6 +138,18 @@ def test_a_client_with_too_many_connections_shuts_nobody_out(
         wait_until(server.list_records)
         [record] = server.list_records()
     assert f"127.0.0.1 has a quarter of the {most} possible connections" in record
+
+
+def test_the_connections_of_a_reverse_proxy_are_those_of_many_clients(tmp_path: Path) -> None:
+    """An address of the option ``--trusted-proxies`` may have more than a quarter of the connections."""
+    with (
+        run_command("serve", tmp_path, 128, 128, "--trusted-proxies", "127.0.0.1") as server,
+        ExitStack() as stack,
+    ):
+        held = [stack.enter_context(server.connect("127.0.0.1")) for _ in range(60)]
+        with server.connect("127.0.0.1") as connection:
+            assert request_health(connection) == 200
+        assert count_open(held) == 60
 
 
 def test_a_server_without_descriptors_closes_idle_connections(tmp_path: Path) -> None:
