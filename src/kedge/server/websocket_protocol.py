@@ -10,6 +10,7 @@ again, as RFC 6455 allows (5.5.3), so that no memory is needed for the others.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.utils import ClientDisconnected
@@ -21,7 +22,6 @@ from websockets.protocol import State
 from kedge._internal.responsive import TimeSlice, call_in_turn
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
     from uvicorn.config import Config
 
     from kedge.server.connections import ConnectionTable
@@ -43,6 +43,7 @@ class LimitedWebSocketProtocol(WebSocketsSansIOProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.read_paused = False
         self._table = cast("ConnectionTable", server_state)
         self._unparsed = bytearray()
         self._is_scheduled = False
@@ -84,7 +85,7 @@ class LimitedWebSocketProtocol(WebSocketsSansIOProtocol):
             self._is_scheduled = True
             call_in_turn(self._parse)
 
-    async def receive(self) -> "ASGIReceiveEvent":
+    async def receive(self) -> Any:
         """Return the next message to the app, and continue to parse when it has read all of them."""
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():
@@ -92,7 +93,7 @@ class LimitedWebSocketProtocol(WebSocketsSansIOProtocol):
             self._continue()
         return message
 
-    async def send(self, message: "ASGISendEvent") -> None:
+    async def send(self, message: Mapping[str, object]) -> None:
         """Send a message of the app; after a close the rest is parsed up to the close of the client.
 
         Raises:
@@ -100,7 +101,7 @@ class LimitedWebSocketProtocol(WebSocketsSansIOProtocol):
         """
         if self.transport.is_closing() and not self.close_sent:
             raise ClientDisconnected  # for asyncio every further write would be worth a log record
-        await super().send(message)
+        await super().send(cast("Any", message))
         self._continue()
 
     def handle_cont(self, event: Frame) -> None:
