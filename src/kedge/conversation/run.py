@@ -250,12 +250,14 @@ class ConversationRun:
         return replace(task, turn=keep_request(task.turn, found))
 
     async def _handle_event(self, event: Event) -> None:
-        if isinstance(event, AttemptFailed | Healed | RequestPlanned) and (row := self.log.take()):
+        if isinstance(event, AttemptFailed | Healed | RequestPlanned) and (
+            row := self.log.pop_finished()
+        ):
             await run_to_end(self._save_retried(row))
         self.recorder.record_event(event)
         match event:
             case AnswerFinished():
-                record = cast("RequestRecord", self.log.take())
+                record = cast("RequestRecord", self.log.pop_finished())
                 self.pending_answer = PendingAnswer.of(event.turn, record)
                 self.partial_text = None
             case ResponseStarted() if self._is_new_in_background(event):
@@ -329,7 +331,7 @@ class ConversationRun:
         # A question whose answer is still generated in the background is pending: it is continued by ``resume``.
         kind: NodeKind = "results" if row.status == "running" else "answered"
         await self._persist(lambda: save(turn, kind), turn)
-        self.log.confirm(self.checkpoint.found)
+        self.log.settle_background(self.checkpoint.found)
         self.running_node = self.checkpoint.node.id if row.status == "running" else 0
 
     async def _persist(self, save: Callable[[], Awaitable[Any]], turn: Turn | None = None) -> None:
@@ -418,7 +420,7 @@ class ConversationRun:
     async def _save_failure(self, error: EngineError) -> None:
         """Store a failed request, with the blocks and the text that arrived before the failure."""
         await self._save_answer()
-        row = self.log.take()
+        row = self.log.pop_finished()
         if row is None or row.status == "running":  # then it is stored already
             return
         turn = error.turn or self.checkpoint.turn
@@ -440,7 +442,7 @@ class ConversationRun:
         received, self.partial_text = self.partial_text, None
         with suppress(StoreError):  # for example, if the conversation was deleted meanwhile
             await self._save_answer()
-            row = self.log.take()
+            row = self.log.pop_finished()
             if row and row.status == "running":
                 if self.recorder.recorded.exchanges:  # they are known only at the end of the stream
                     self.pending_answer = PendingAnswer.of(self.checkpoint.turn, row)
@@ -460,7 +462,7 @@ class ConversationRun:
         await checkpoint.save(
             turn, "failed", response=row, accounts=accounts, replaces=self.running_node
         )
-        self.log.confirm(checkpoint.found)
+        self.log.settle_background(checkpoint.found)
         self.running_node = 0
 
 

@@ -51,7 +51,7 @@ class RequestSummary(msgspec.Struct, frozen=True):
 
 HealRule = Callable[[EngineError, RequestSummary], bool]
 
-REJECTION_STATUSES = frozenset({400, 404, 410, 422, 501})
+CHAIN_REJECTION_STATUSES = frozenset({400, 404, 410, 422, 501})
 """The HTTP statuses with which servers reject what a request relies on."""
 OBJECT_LOCKED = "conversation_locked"
 """The code with which a server rejects a request to a conversation object that another one uses."""
@@ -138,7 +138,7 @@ def is_format_rejected(error: EngineError) -> bool:
     """
     described = f"{error.param} {error.message}"
     return (
-        error.status in REJECTION_STATUSES
+        error.status in CHAIN_REJECTION_STATUSES
         and error.code != "invalid_json_schema"
         and not _SCHEMA_PATTERN.search(described)
         and bool(_FORMAT_PATTERN.search(described))
@@ -147,7 +147,7 @@ def is_format_rejected(error: EngineError) -> bool:
 
 def classify_error(error: EngineError, summary: RequestSummary) -> ResendReason | None:
     """Return how to heal this rejection, or ``None`` if it cannot be healed."""
-    if error.status is not None and error.status not in REJECTION_STATUSES:
+    if error.status is not None and error.status not in CHAIN_REJECTION_STATUSES:
         return None
     return next((reason for reason, applies in HEAL_RULES if applies(error, summary)), None)
 

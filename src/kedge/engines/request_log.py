@@ -81,7 +81,7 @@ class RequestLog:
     clock: Callable[[], float] = staticmethod(time.time)
     price: CostFunction | None = None
     is_shared = False
-    """Whether several processes may receive a response in the background, and ``confirm`` says which one was first."""
+    """Whether several processes may receive a background response; ``settle_background`` says which was first."""
     has_output = False
     """Whether the first output of the current answer is recorded."""
     _open: RequestRecord | None = None
@@ -265,12 +265,12 @@ class RequestLog:
                 with bind_fields(**self.ids):
                     log_request(record)
 
-    def take(self) -> RequestRecord | None:
+    def pop_finished(self) -> RequestRecord | None:
         """Return the record of the last request, if it has ended since the last call."""
         known, self._taken = self._taken, len(self.records)
         return self.records[-1] if self._taken > known else None
 
-    def confirm(self, stored: RequestRecord | None) -> None:
+    def settle_background(self, stored: RequestRecord | None) -> None:
         """Count a response in the background that is now stored, or use the record that another process stored."""
         record, self._deferred = self._deferred, None
         if record and stored is None:

@@ -28,7 +28,7 @@ from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
 from kedge.evidence.evidence import (
-    REJECTION_STATUSES,
+    INCLUDE_REJECTION_STATUSES,
     EvidenceStore,
     KnownServer,
     Trust,
@@ -358,7 +358,7 @@ class ResponsesEngine(RequestEngine):
         is_first = session.include and session.check.reasoning.accepted is None
         # After a server error the conversation object may contain the request already.
         is_safe = session.plan.mode != "conversation" or not is_server_error(error.status)
-        return is_first and is_safe and error.status in REJECTION_STATUSES
+        return is_first and is_safe and error.status in INCLUDE_REJECTION_STATUSES
 
     def check_event(self, session: Session, event: StreamEvent) -> None:
         """Raise if the server names another context, or rejects the one of the request."""

@@ -334,7 +334,7 @@ class EvidenceStore(Protocol):
         ...
 
 
-REJECTION_STATUSES = (400, 422, 500)
+INCLUDE_REJECTION_STATUSES = (400, 422, 500)
 """The HTTP statuses with which servers reject an unknown value of ``include``."""
 
 KEY_SUFFIX = "encrypted-reasoning"
