@@ -11,7 +11,7 @@ import pytest
 from source_trees import SOURCE, list_nodes
 
 ROOT = Path(__file__).parent.parent
-APPLICATIONS = {"backends", "cli", "proxy", "server", "web"}
+APPLICATIONS = {"cli", "proxy", "server", "web"}
 """Packages that are run and not imported; their options and routes are documented instead."""
 
 

@@ -333,7 +333,7 @@ async def test_rejected_content_is_replaced(
 
 def test_every_documented_fault_is_tested() -> None:
     """Every fault that the server documents is tested here."""
-    page = (Path(__file__).parents[2] / "docs" / "practice.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "practice-model.md").read_text()
     rows = page.split("\n## Faults\n")[1]
     documented = set(re.findall(r"^\| `(\w+)", rows, re.MULTILINE)) - {"not_found"}
     assert {fault.partition("=")[0].partition(",")[0] for fault in FAULTS} == documented

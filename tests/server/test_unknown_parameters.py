@@ -195,8 +195,8 @@ def test_known_parameters_are_still_validated(
     assert param or "has moved to 'text.format'" in error["message"]
 
 
-def test_unknown_parameters_are_ignored_for_a_backend() -> None:
-    """A server with a backend ignores unknown parameters by default; the setting overrides that."""
+def test_unknown_parameters_are_ignored_for_an_engine_model() -> None:
+    """A server with an engine model ignores unknown parameters by default; the setting overrides that."""
     with serve() as upstream:
 
         def status(**settings: Any) -> int:

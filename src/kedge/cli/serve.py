@@ -51,7 +51,7 @@ DAY = 86_400
 MEGABYTE = 1_000_000
 
 
-FAULT_HELP = "Inject a fault on loopback, such as cut_after_events=3 (docs/practice.md)."
+FAULT_HELP = "Inject a fault on loopback, such as cut_after_events=3 (docs/practice-model.md)."
 
 
 @kedge_command("serve", log_level="info")

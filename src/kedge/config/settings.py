@@ -177,7 +177,7 @@ _TABLE = (
     Setting(
         "serve.models",
         "",
-        "A TOML file of several models by name, instead of one (docs/backends.md).",
+        "A TOML file of several models by name, instead of one (docs/engine-models.md).",
     ),
     Setting("serve.pace", 0.0, "Seconds between two words of a stream.", minimum=0, maximum=60),
     Setting(

@@ -1,4 +1,4 @@
-"""Fixtures for one server as the upstream and a second server whose backend sends requests to it."""
+"""Fixtures for one server as the upstream and a second server whose engine model sends requests to it."""
 
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,18 +11,18 @@ from kedge.providers import open_model
 from kedge.server.models import Model
 from kedge.testing import TestServer, serve
 
-BACKEND_KINDS = ("chat", "anthropic", "responses", "responses, stateless")
+ENGINE_MODEL_KINDS = ("chat", "anthropic", "responses", "responses, stateless")
 
 
 @contextmanager
-def serve_backend(upstream: TestServer, kind: str, **settings: Any) -> Generator[TestServer]:
-    """Serve a backend of this kind that sends its requests to the upstream server."""
+def serve_engine_model(upstream: TestServer, kind: str, **settings: Any) -> Generator[TestServer]:
+    """Serve an engine model of this kind that sends its requests to the upstream server."""
     with serve(model=make_model(kind, upstream.base_url, **settings)) as server:
         yield server
 
 
 def make_model(kind: str, base_url: str, **settings: Any) -> Model:
-    """Create a backend of this kind that sends its requests to the server at this address."""
+    """Create an engine model of this kind that sends its requests to the server at this address."""
     settings.setdefault(
         "timeout", 300
     )  # connecting may take longer than 5 seconds on a busy machine
@@ -41,8 +41,8 @@ def open_client(server: TestServer) -> OpenAI:
 
 
 @contextmanager
-def connect_backend(kind: str, base_url: str, **settings: Any) -> Generator[OpenAI]:
-    """Yield a client of a server whose backend sends its requests to the server at this address."""
+def connect_engine_model(kind: str, base_url: str, **settings: Any) -> Generator[OpenAI]:
+    """Yield a client of a server whose engine model sends its requests to the server at this address."""
     with (
         serve(model=make_model(kind, base_url, **settings)) as server,
         open_client(server) as client,
@@ -64,17 +64,20 @@ def upstream(shared: TestServer) -> Iterator[TestServer]:
     shared.faults.clear()
 
 
-@pytest.fixture(scope="session", params=BACKEND_KINDS)
+@pytest.fixture(scope="session", params=ENGINE_MODEL_KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Return the kind of the backend."""
+    """Return the kind of the engine model."""
     return request.param
 
 
 @pytest.fixture(scope="session")
 def fronts(shared: TestServer) -> Iterator[dict[str, TestServer]]:
-    """Yield the servers in front of the upstream, one per kind of backend."""
+    """Yield the servers in front of the upstream, one per kind of engine model."""
     with ExitStack() as stack:
-        yield {kind: stack.enter_context(serve_backend(shared, kind)) for kind in BACKEND_KINDS}
+        yield {
+            kind: stack.enter_context(serve_engine_model(shared, kind))
+            for kind in ENGINE_MODEL_KINDS
+        }
 
 
 @pytest.fixture

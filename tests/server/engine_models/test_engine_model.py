@@ -1,4 +1,4 @@
-"""Test every backend with the official clients over real sockets, in front of a second Kedge server."""
+"""Test every engine model with the official clients over real sockets, in front of a second Kedge server."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from kedge.server.engine_models import EngineModel
 from kedge.testing import TestServer, serve
 from normalization import normalize_items
 from server.conftest import ask, rejects, user_message
-from server.engine_models.conftest import connect_backend, serve_backend
+from server.engine_models.conftest import connect_engine_model, serve_engine_model
 from server.waiting import TIMEOUT, wait_until
 
 PARAMETERS = {
@@ -57,10 +57,10 @@ def answer_calls(response: Any, output: Any = "sunny") -> list[Any]:
 
 @for_each("streamed", [False, True])
 @for_each("in_object", [False, True])
-def test_stateless_backend_is_chained(
+def test_stateless_engine_model_is_chained(
     client: OpenAI, upstream: TestServer, streamed: bool, in_object: bool
 ) -> None:
-    """Responses are chained by id or in a conversation object, which this server stores, with every kind of backend."""
+    """Responses are chained by id or in a conversation object, which this server stores, by every kind."""
     options: Any = {"conversation": client.conversations.create().id} if in_object else {}
     first = ask(client, "My name is Ada.", **options)
     options = options or {"previous_response_id": first.id}
@@ -233,9 +233,9 @@ SEARCH_CHOICE = {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web
 def test_unsupported_parameters_are_rejected(
     upstream: TestServer, kind: str, options: Any, param: str
 ) -> None:
-    """A parameter or a required tool that the backend cannot send is an error instead of being dropped."""
+    """A parameter or a required tool that the engine model cannot send is an error instead of being dropped."""
     with (
-        connect_backend(kind, upstream.base_url) as client,
+        connect_engine_model(kind, upstream.base_url) as client,
         rejects("unsupported_parameter", param),
     ):
         ask(client, "Hello", **options)
@@ -320,7 +320,7 @@ def test_stream_without_output_indexes_is_emitted_once() -> None:
     upstream = RecordingServer(*replies)
     with (
         serve_handler(upstream.handle) as url,
-        connect_backend("responses, stateless", url) as client,
+        connect_engine_model("responses, stateless", url) as client,
     ):
         events: list[Any] = list(ask(client, "Weather?", tools=[WEATHER], stream=True))
         response = events[-1].response
@@ -338,7 +338,7 @@ def test_stream_without_output_indexes_is_emitted_once() -> None:
 
 
 def test_a_chat_and_a_message_reach_the_same_model(server: TestServer, client: OpenAI) -> None:
-    """The stateless endpoints work with every kind of backend, including reasoning and stop sequences."""
+    """The stateless endpoints work with every kind of engine model, including reasoning and stop sequences."""
     question: Any = {"model": "any", "messages": [user_message("Think about 6 * 7")]}
     chat = client.chat.completions.create(**question, reasoning_effort="low")
     assert chat.choices[0].message.content == "6 * 7 = 42."
@@ -361,7 +361,7 @@ def test_reasoning_can_be_requested_after_turns_without_it(upstream: TestServer)
     messages: list[Any] = [user_message("call get_weather in Rome")]
     body: Any = {"model": "any", "max_tokens": 3000, "messages": messages, "tools": [tool]}
     with (
-        serve_backend(upstream, "chat") as server,
+        serve_engine_model(upstream, "chat") as server,
         make_anthropic(server.url) as client,
     ):
         call: Any = client.messages.create(**body).content[0]
@@ -419,7 +419,7 @@ def test_an_upstream_error_reaches_background_responses_and_websockets(
 
 def test_unreachable_upstream_is_reported(kind: str) -> None:
     """An unreachable upstream server is reported with status 503 and what to check."""
-    with connect_backend(kind, "http://127.0.0.1:9/v1") as client:
+    with connect_engine_model(kind, "http://127.0.0.1:9/v1") as client:
         with pytest.raises(openai.InternalServerError, match="cannot be reached") as exc_info:
             ask(client, "Hello", stream=True)
         assert exc_info.value.status_code == 503
@@ -427,7 +427,7 @@ def test_unreachable_upstream_is_reported(kind: str) -> None:
 
 def test_a_stateful_server_is_chained_by_content(upstream: TestServer) -> None:
     """Only new items are sent upstream, although the client does not know the upstream response ids."""
-    with connect_backend("responses", upstream.base_url) as client:
+    with connect_engine_model("responses", upstream.base_url) as client:
         first = ask(client, "One")
         for _ in range(2):  # a fork: both continue from the same response
             ask(client, "Two", first.id)
@@ -467,7 +467,7 @@ def test_reasoning_is_returned_to_its_model(upstream: TestServer, client: OpenAI
 
 def test_context_beyond_the_window_is_rejected(upstream: TestServer) -> None:
     """The context is limited by the window set for this model, counted in its own tokens."""
-    with connect_backend("chat", upstream.base_url, window=600, tokens=2.0) as client:
+    with connect_engine_model("chat", upstream.base_url, window=600, tokens=2.0) as client:
         with rejects("context_length_exceeded"):
             ask(client, "many words here " * 120)
         assert ask(client, "many words here " * 50).output_text
@@ -531,7 +531,7 @@ def test_hosted_search_and_citations_are_passed_on() -> None:
     """Items of hosted tools keep their members and their place, and texts their citations, in the form of each API."""
     with (
         serve_handler(answer_with_search) as url,
-        connect_backend("responses", url) as client,
+        connect_engine_model("responses", url) as client,
     ):
         events = list(ask(client, "Is it sunny?", stream=True))
         added = [each for each in events if "annotation.added" in each.type]

@@ -18,7 +18,7 @@ from kedge.errors import (
     Unsendable,
 )
 from kedge.server.engine_models.engine_model import to_api_error
-from server.engine_models.conftest import connect_backend
+from server.engine_models.conftest import connect_engine_model
 
 REASON = "image input is not supported - hint: if this is unexpected, you may need an mmproj"
 LLAMA_CPP = {"error": {"code": 500, "message": REASON, "type": "server_error"}}
@@ -40,7 +40,7 @@ def test_permanent_failure_is_a_client_error_with_its_reason(
         serve_handler(
             make_handler(lambda: sse_response(FAILED) if is_late else json_response(LLAMA_CPP, 500))
         ) as upstream,
-        connect_backend("responses" if kind == "failed" else kind, upstream) as client,
+        connect_engine_model("responses" if kind == "failed" else kind, upstream) as client,
         pytest.raises(openai.BadRequestError) as exc_info,
     ):
         client.responses.create(model="any", input="Hello", stream=streamed)

@@ -17,7 +17,7 @@ from kedge.providers import connect
 from kedge.server.engine_models import EngineModel
 from kedge.testing import serve
 from server.conftest import ask
-from server.engine_models.conftest import connect_backend, open_client
+from server.engine_models.conftest import connect_engine_model, open_client
 
 TOKENS = ["It", " is", " \U0001f600", ".", " END", " here"]
 INCLUDE = "message.output_text.logprobs"
@@ -93,7 +93,7 @@ def _complete(body: dict[str, Any], logprobs: list[dict[str, Any]]) -> Response:
 @contextmanager
 def connect_upstream(kind: str) -> Generator[OpenAI]:
     """Yield a client of a server in front of a provider with log probabilities."""
-    with serve_handler(answer) as url, connect_backend(kind, url) as client:
+    with serve_handler(answer) as url, connect_engine_model(kind, url) as client:
         yield client
 
 

@@ -8,7 +8,7 @@ from for_each import for_each
 from kedge.errors import InvalidFault
 from kedge.server.faults import KINDS, Fault, Faults, parse
 
-PAGE = Path(__file__).parents[3] / "docs" / "practice.md"
+PAGE = Path(__file__).parents[3] / "docs" / "practice-model.md"
 
 
 @for_each(

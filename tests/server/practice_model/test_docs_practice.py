@@ -1,4 +1,4 @@
-"""Tests that run every conversation shown in docs/practice.md."""
+"""Tests that run every conversation shown in docs/practice-model.md."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from kedge.server.practice_model import (
 )
 from kedge.server.practice_model.context import parse_utterance
 
-PAGE = (Path(__file__).parents[3] / "docs" / "practice.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "practice-model.md").read_text(encoding="utf-8")
 
 
 def code_blocks(language: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 It is a pure function from the effective context of a request to an answer, so that tests and users can see
 which context a server has stored. It uses items of the Responses API and no other part of Kedge.
-``docs/practice.md`` lists its phrases.
+``docs/practice-model.md`` lists its phrases.
 """
 
 from kedge.server.practice_model.context import OutputPart, PracticeOutput, PracticeRequest
