@@ -164,7 +164,7 @@ async def test_store_keeps_only_what_completes_a_question(store: Store) -> None:
     rejected: list[Awaitable[Any]] = [
         *(store.append(row, last, [user("x")], kind=kind) for kind in ("asked", "added", "merged")),
         store.append(row, last, [user("x")], kind="edited", kept=1, head=last.id),
-        store.append(row, last, [user("x")], asked_for="key"),
+        store.append(row, last, [user("x")], key="key"),
         store.move_head(row, nodes[1], head=last.id),
         store.fork(row, last.id),
         store.require_continuable(row),

@@ -320,8 +320,8 @@ def test_crash_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> 
             wait_for(http, each, "completed")
     database = SQLiteServerDatabase(db)
     for node, left in ((1, "queued"), (2, "in_progress")):
-        became = "CAST(replace(became, 'completed\"', ?) AS BLOB)"
-        statement = f"UPDATE kedge_server_nodes SET status = ?, became = {became} WHERE id = ?"  # noqa: S608
+        result_fields = "CAST(replace(result_fields, 'completed\"', ?) AS BLOB)"
+        statement = f"UPDATE kedge_server_nodes SET status = ?, result_fields = {result_fields} WHERE id = ?"  # noqa: S608
         database.execute(statement, (left, f'{left}"', node))
     database._connection.close()  # without a clean shutdown
     with serve(db=db) as server, open_client(server) as http:

@@ -58,7 +58,7 @@ class Process:
         blocks = [user(text), *shared, assistant("answer")]
         head = self.rng.choice([None, node.id])
         appended = await self.store.append(
-            row, node, blocks, kept=retained, head=head, accounts=TELEMETRY
+            row, node, blocks, kept=retained, head=head, telemetry=TELEMETRY
         )
         self.handles.append((row, appended))
 

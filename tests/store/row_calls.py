@@ -19,7 +19,7 @@ ROW_CALLS: dict[str, Callable[[Store, ConversationRow, Node], Awaitable[object]]
     "append": lambda store, row, node: store.append(row, node, BLOCKS),
     "append to the head": lambda store, row, node: store.append(row, node, BLOCKS, head=node.id),
     "append with telemetry": lambda store, row, node: store.append(
-        row, node, BLOCKS, accounts=TELEMETRY, asked_for="k"
+        row, node, BLOCKS, telemetry=TELEMETRY, key="k"
     ),
     "children": lambda store, row, node: store.children(row, node.id),
     "find_claim": lambda store, row, _: store.find_claim(row, "k"),

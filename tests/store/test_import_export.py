@@ -2,13 +2,12 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from msgspec import structs
 
-from kedge import Conversation, user
+from kedge import user
 from kedge.errors import InvalidJSON
 from kedge.store import (
     ConversationRow,
@@ -21,7 +20,6 @@ from kedge.store import (
 )
 from kedge.turns.frozen_json import FrozenMap
 from store.sample_conversations import SCOPE, append_exchange, create_conversation
-from turns.version_1 import upgrade
 
 
 async def create_full_conversation(store: Store) -> ConversationRow:
@@ -39,7 +37,7 @@ async def create_full_conversation(store: Store) -> ConversationRow:
     await store.note(row, nodes[2].id, accounts)
     await store.append(row, nodes[-1], [user("a\u2028b\x85c\x0bd\u2029e")], kept=2, kind="edited")
     await store.claim(row, "k", request_hash=b"x", owner="o", lease=1.0)
-    await store.append(row, nodes[-1], [user("asked")], kind="asked", asked_for="k")
+    await store.append(row, nodes[-1], [user("asked")], kind="asked", key="k")
     state = structs.replace(
         (await store.load(row)).state, mode="conversation", conversation_id="conv_1"
     )
@@ -85,10 +83,9 @@ INVALID_EXPORTS = [
     "[]",
     '{"node": 0}',
     '{"format": "other", "version": 1}',
-    '{"format": "kedge.conversation", "version": 2, "conversation": {}}',
-    '{"format": "kedge.conversation", "version": 1, "conversation": {}}',
-    '{"format": "kedge.conversation", "version": 1}',
-    '{"format": "kedge.conversation", "version": 1, "conversation": null}',
+    '{"format": "kedge.conversation", "version": 3, "conversation": {}}',
+    '{"format": "kedge.conversation", "version": 3}',
+    '{"format": "kedge.conversation", "version": 3, "conversation": null}',
     "[" * 100_000,
 ]
 
@@ -133,7 +130,7 @@ TAMPERED = {
     "an endless time as a text": lambda form: form.get("conversation", {}).update(created_at="inf"),
     "a time above all bounds": lambda form: form.get("response", {}).update(created_at=2.0**63),
     "a key that is no text": lambda form: form.get("conversation", {}).update(
-        claims=[{"key": 5, "about": "", "asked": None, "answer": None}]
+        claims=[{"key": 5, "request_hash": "", "question": None, "answer": None}]
     ),
     "an origin that is no text": lambda form: form.get("conversation", {}).update(forked_from=7),
     "a number as a title": lambda form: form.get("conversation", {}).update(title=5),
@@ -161,17 +158,11 @@ async def test_tampered_export_imports_nothing(store: Store) -> None:
     assert await store.verify() == []
 
 
-async def test_export_of_a_development_version_is_imported(store: Store) -> None:
-    """An export in format 1, written by commit 906cfb99, becomes the same conversation, which can be continued."""
-    lines = (Path(__file__).parent / "data" / "export_1.jsonl").read_text().splitlines()
-    (row,) = await store.import_(lines)
-    assert await store.verify() == []
-    again = [json.loads(line) for line in (await store.export(row)).splitlines()]
-    assert [each["block"] for each in again if "block" in each] == [
-        upgrade(each["block"]) for line in lines if "block" in (each := json.loads(line))
-    ]
-    assert [node.kind for node in await store.tree(row)][-2:] == ["asked", "answered"]
-    conversation = await Conversation.open("practice", store=store, id=row.id)
-    assert len(conversation.turn) == 9
-    assert (await conversation.send("What is my name?")).text == "Your name is Ada."
-    assert await store.verify() == []
+async def test_export_of_another_version_is_rejected(store: Store) -> None:
+    """The error names the version of the format and what to do; nothing is imported."""
+    row, _ = await create_conversation(store, 1)
+    lines = await store.export(row)
+    for version in ("1", "4", "3.0", "true", '"3"'):
+        with pytest.raises(InvalidJSON, match="another version of Kedge wrote this export"):
+            await store.import_(lines.replace('"version":3', f'"version":{version}'))
+    assert len(await store.conversations()) == 1

@@ -118,8 +118,8 @@ async def test_killed_upgrade_is_repeated(
 
 NEWER = r"{name} was written by a newer version of Kedge \(schema {version}, .*upgrade Kedge"
 OLDER = (
-    r"{name} was written by an older version of Kedge \(schema {version}, .*export.* with the version that "
-    r"wrote it .*import"
+    r"{name} was written by an older version of Kedge \(schema {version}, .*open it with the version that wrote it, "
+    r"or use a new store"
 )
 
 
@@ -128,7 +128,7 @@ OLDER = (
     [(99, NEWER), (SCHEMA_VERSION + 1, NEWER), (1, OLDER), (SCHEMA_VERSION - 1, OLDER)],
 )
 async def test_other_version_is_rejected(lasting_url: str, version: int, expected: str) -> None:
-    """The error names the file and says to upgrade Kedge, or to export with the version that wrote it."""
+    """The error names the file and says to upgrade Kedge, or to use the version that wrote it."""
     await set_version(lasting_url, version)
     is_file = lasting_url.startswith("sqlite")
     message = expected.format(name="store.db" if is_file else "this store", version=version)

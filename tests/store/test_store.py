@@ -378,7 +378,7 @@ async def test_key_is_claimed_once(store: Store) -> None:
     assert not (await store.claim(row, "k", request_hash=b"x", owner="b", lease=1000)).is_owner
     with pytest.raises(KeyReused):
         await store.claim(row, "k", request_hash=b"other", owner="b", lease=1000)
-    question = await store.append(row, root, [user("q")], kind="asked", asked_for="k")
+    question = await store.append(row, root, [user("q")], kind="asked", key="k")
     assert await store.renew(row, "k", owner="a", lease=0)
     claimed = await store.claim(row, "k", request_hash=b"x", owner="b", lease=1000)
     assert (claimed.is_owner, claimed.question) == (True, question.id)

@@ -85,7 +85,7 @@ async def test_damage_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch)
 
 
 ORPHANS = {
-    "claims k": "INSERT INTO claims (conversation, key, about, owner, lease_until) "
+    "claims k": "INSERT INTO claims (conversation, key, request_hash, owner, lease_until) "
     "VALUES (999, 'k', 'x', '', 0)",
     "tags x": "INSERT INTO tags (conversation, tag) VALUES (999, 'x')",
     "incidents 1": "INSERT INTO incidents (conversation, node, kind, reason, scope, created_at) "

@@ -40,10 +40,10 @@ class NodeOptions(TypedDict, total=False):
     """The further keyword arguments of ``Store.append`` for a node of a run."""
 
     response: RequestRecord | None
-    accounts: Telemetry
+    telemetry: Telemetry
     head: int | None
-    asked_for: str
-    replaces: int
+    key: str
+    replaces_node: int
 
 
 class Checkpoint(msgspec.Struct):

@@ -307,8 +307,8 @@ class ConversationRun:
         self.question_saved = True
         is_stored = has_same_blocks(self.checkpoint.turn, turn)
         if not is_stored:
-            accounts = self.recorder.drain_telemetry()
-            await self.checkpoint.save(turn, kind, accounts=accounts, asked_for=key)
+            telemetry = self.recorder.drain_telemetry()
+            await self.checkpoint.save(turn, kind, telemetry=telemetry, key=key)
         if is_stored or kind == "results":  # a new question would not have been stored
             await self.store.require_continuable(self.checkpoint.row)
 
@@ -318,15 +318,15 @@ class ConversationRun:
         if pending is None:
             return
         row = pending.record
-        accounts = self.recorder.drain_telemetry()
+        telemetry = self.recorder.drain_telemetry()
         turn = self.filters.apply_to_turn(pending.turn, ("output",))
         save = partial(
             self.checkpoint.save,
             anchor=pending.anchor,
             response=row,
-            accounts=accounts,
+            telemetry=telemetry,
             head=head,
-            replaces=self.running_node,
+            replaces_node=self.running_node,
         )
         # A question whose answer is still generated in the background is pending: it is continued by ``resume``.
         kind: NodeKind = "results" if row.status == "running" else "answered"
@@ -458,9 +458,9 @@ class ConversationRun:
         partial = [assistant(text, origin="engine") for text in texts if text]
         turn = self.filters.apply_to_turn(turn.append(*partial))
         checkpoint = replace(self.checkpoint)
-        accounts = self.recorder.drain_telemetry()
+        telemetry = self.recorder.drain_telemetry()
         await checkpoint.save(
-            turn, "failed", response=row, accounts=accounts, replaces=self.running_node
+            turn, "failed", response=row, telemetry=telemetry, replaces_node=self.running_node
         )
         self.log.settle_background(checkpoint.found)
         self.running_node = 0

@@ -101,7 +101,7 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
     remaining = "(SELECT id FROM nodes WHERE tree = ?)"
     tx.run(
         "DELETE FROM claims WHERE conversation IN (SELECT number FROM conversations WHERE tree = ?) "
-        f"AND (asked NOT IN {remaining} OR answer NOT IN {remaining})",
+        f"AND (question NOT IN {remaining} OR answer NOT IN {remaining})",
         (row.tree,) * 3,
     )
     disown_objects(tx, (node.memory for node in tree if node.id not in used))

@@ -40,19 +40,20 @@ def acquire_claim(
     """
     number, key = conversation.number, validate_name(key, "key")
     tx.run(
-        "INSERT INTO claims (conversation, key, about, owner, lease_until) VALUES (?, ?, ?, '', 0) "
-        "ON CONFLICT (conversation, key) DO NOTHING",
+        "INSERT INTO claims (conversation, key, request_hash, owner, lease_until) "
+        "VALUES (?, ?, ?, '', 0) ON CONFLICT (conversation, key) DO NOTHING",
         (number, key, request_hash),
     )
     # One statement decides, so that exactly one of several concurrent callers becomes the owner.
     now = tx.dialect.now
     acquired = tx.run(
         f"UPDATE claims SET owner = ?, lease_until = {now} + ? WHERE conversation = ? AND key = ? "
-        f"AND answer IS NULL AND lease_until <= {now} AND about = ?",
+        f"AND answer IS NULL AND lease_until <= {now} AND request_hash = ?",
         (owner, lease, number, key, request_hash),
     )
     rows = tx.rows(
-        "SELECT about, asked, answer, lease_until FROM claims WHERE conversation = ? AND key = ?",
+        "SELECT request_hash, question, answer, lease_until FROM claims "
+        "WHERE conversation = ? AND key = ?",
         (number, key),
     )
     if not rows:  # its owner has released it meanwhile, without a question
@@ -70,7 +71,7 @@ def acquire_claim(
 def find_claim(tx: Tx, conversation: ConversationRow, key: str) -> Claim | None:
     """Return the claim on the turn with an idempotency key, if the key was used; the caller does not own it."""
     rows = tx.rows(
-        "SELECT asked, answer, lease_until FROM claims WHERE conversation = ? AND key = ?",
+        "SELECT question, answer, lease_until FROM claims WHERE conversation = ? AND key = ?",
         (conversation.number, validate_name(key, "key")),
     )
     if not rows:
@@ -96,8 +97,8 @@ def renew_claim(
     claimed = (conversation.number, key, owner)
     if not lease:
         unasked = (
-            "DELETE FROM claims WHERE conversation = ? AND key = ? AND owner = ? AND asked IS NULL "
-            "AND answer IS NULL"
+            "DELETE FROM claims WHERE conversation = ? AND key = ? AND owner = ? "
+            "AND question IS NULL AND answer IS NULL"
         )
         if tx.run(unasked, claimed):
             return True
@@ -111,7 +112,7 @@ def renew_claim(
 def record_question(tx: Tx, number: int, key: str, question: int) -> None:
     """Record the node of the question."""
     tx.run(
-        "UPDATE claims SET asked = ? WHERE conversation = ? AND key = ?", (question, number, key)
+        "UPDATE claims SET question = ? WHERE conversation = ? AND key = ?", (question, number, key)
     )
 
 

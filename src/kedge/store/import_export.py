@@ -1,6 +1,6 @@
 """Export and import: a conversation as lines of JSON, with its tree, its anchors and its telemetry.
 
-    {"format": "kedge.conversation", "version": 2, "conversation": {…}}
+    {"format": "kedge.conversation", "version": 3, "conversation": {…}}
     {"block": {…}}                                  one line per block, numbered 0, 1, …
     {"node": 0, "parent": null, "blocks": [0, 1], "response": {…}, …}   one line per node
 
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast, get_args
 import msgspec
 from msgspec.structs import replace
 
+from kedge._internal.arguments import describe_value
 from kedge._internal.json_text import decode, reject_constant
 from kedge._internal.json_text import encode_text as encode
 from kedge.errors import InvalidJSON, InvalidSetting
@@ -46,9 +47,9 @@ from kedge.store.stored_blocks import StoredBlock, to_stored_block
 from kedge.store.verify import check_tree
 from kedge.turns import load_block, new_id
 from kedge.turns.frozen_json import freeze_map, thaw
-from kedge.turns.json_codec import upgrade_block
 
-FORMAT, VERSION = "kedge.conversation", 2
+FORMAT = "kedge.conversation"
+VERSION = 3
 Json = dict[str, Any]
 
 _LOCAL_FIELDS = ("tree", "number", "delete_at")
@@ -59,8 +60,8 @@ _RESPONSE_DEFAULTS = {each.name: each.default for each in msgspec.structs.fields
 
 class _Claim(msgspec.Struct):
     key: str
-    about: bytes
-    asked: int | None
+    request_hash: bytes
+    question: int | None
     answer: int | None
 
 
@@ -170,10 +171,12 @@ def _export_telemetry(
 
 
 def _export_claims(tx: Tx, row: ConversationRow, numbers: dict[int, int]) -> list[Json]:
-    query = "SELECT key, about, asked, answer FROM claims WHERE conversation = ? ORDER BY key"
+    query = (
+        "SELECT key, request_hash, question, answer FROM claims WHERE conversation = ? ORDER BY key"
+    )
     return [
-        msgspec.to_builtins(_Claim(key, about, numbers.get(asked), numbers.get(answer)))
-        for key, about, asked, answer in tx.rows(query, (row.number,))
+        msgspec.to_builtins(_Claim(key, request_hash, numbers.get(question), numbers.get(answer)))
+        for key, request_hash, question, answer in tx.rows(query, (row.number,))
     ]
 
 
@@ -187,22 +190,20 @@ def parse_lines(lines: Iterable[str]) -> list[ExportedConversation]:
         InvalidJSON: The lines are not a valid export.
     """
     found: list[ExportedConversation] = []
-    version = VERSION
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         form = _parse_line(line, number)
         if "format" in form:
             found.append(ExportedConversation(_check_header(form, number), [], []))
-            version = form["version"]
         elif not found:
             raise InvalidJSON(f"line {number}", f"expected a line with the format {FORMAT!r} first")
         elif "block" in form:
-            block = upgrade_block(form["block"]) if version == 1 else form["block"]
-            found[-1].blocks.append(to_stored_block(load_block(block, f"line {number}")))
+            block = load_block(form["block"], f"line {number}")
+            found[-1].blocks.append(to_stored_block(block))
         else:
             with _name_conversation(len(found) - 1):
-                found[-1].nodes.append(msgspec.convert(_upgrade_node(form), _NodeLine))
+                found[-1].nodes.append(msgspec.convert(_check_response(form), _NodeLine))
     return found
 
 
@@ -248,9 +249,12 @@ def _parse_line(line: str, number: int) -> Json:
 def _check_header(form: Json, number: int) -> Json:
     if form["format"] != FORMAT:
         raise InvalidJSON(f"line {number}", f"expected the format {FORMAT!r}")
-    if form.get("version") not in (1, VERSION) or isinstance(form["version"], bool):
+    version = form.get("version")
+    if type(version) is not int or version != VERSION:
         raise InvalidJSON(
-            f"line {number}", f"its version is above {VERSION}; a newer Kedge wrote it"
+            f"line {number}",
+            f"another version of Kedge wrote this export (format {describe_value(version)}, this version reads "
+            f"{VERSION}); import it with that version",
         )
     if not isinstance(form.get("conversation"), dict):
         raise InvalidJSON(f"line {number}", "it has no object 'conversation'; export it again")
@@ -337,11 +341,9 @@ def _check_time(value: object) -> float:
     return float(value)
 
 
-def _upgrade_node(form: Json) -> Json:
-    """Check the response of a node, and rename its member of version 1."""
+def _check_response(form: Json) -> Json:
+    """Check the names and numbers in the response of a node; return the line of the node."""
     response = form.get("response", {})
-    if "request_bytes" in response:
-        response["sent_bytes"] = response.pop("request_bytes")
     if unknown := response.keys() - set(RESPONSE_COLUMNS):
         raise ValueError(f"a response has no {min(unknown)!r}")
     if any(isinstance(value, int | float) and abs(value) >= 1 << 63 for value in response.values()):
@@ -352,13 +354,13 @@ def _upgrade_node(form: Json) -> Json:
 def _finish_import(tx: Tx, header: Json, row: ConversationRow, nodes: list[Node]) -> None:
     for claim in msgspec.convert(header["claims"], list[_Claim]):
         tx.run(
-            "INSERT INTO claims (conversation, key, about, owner, lease_until, asked, answer) "
+            "INSERT INTO claims (conversation, key, request_hash, owner, lease_until, question, answer) "
             "VALUES (?, ?, ?, '', 0, ?, ?)",
             (
                 row.number,
                 validate_name(claim.key, "key"),
-                claim.about,
-                _resolve_node(nodes, claim.asked),
+                claim.request_hash,
+                _resolve_node(nodes, claim.question),
                 _resolve_node(nodes, claim.answer),
             ),
         )

@@ -491,14 +491,14 @@ def move_head(tx: Tx, conversation: ConversationRow, node: Node, *, head: int) -
         raise HeadConflict(conversation.id, node.id, select_head(tx, conversation.number))
 
 
-def note_telemetry(tx: Tx, conversation: ConversationRow, node: int, accounts: Telemetry) -> None:
+def note_telemetry(tx: Tx, conversation: ConversationRow, node: int, telemetry: Telemetry) -> None:
     """Record incidents, tool runs and exchanges of a node.
 
     Raises:
         NotInStore: The conversation was deleted, or its tree has no such node.
     """
     get_node(tx, conversation, node)
-    insert_telemetry(tx, accounts, conversation.number, node)
+    insert_telemetry(tx, telemetry, conversation.number, node)
 
 
 def insert_node(

@@ -237,7 +237,7 @@ def _open_sqlite(url: str, wait_seconds: float) -> SQLiteDatabase:
     return SQLiteDatabase(path, wait_seconds=wait_seconds, read_only=modes == ["ro"])
 
 
-SCHEMA_VERSION = 33
+SCHEMA_VERSION = 34
 
 
 def create_schema(tx: Tx) -> None:
@@ -251,8 +251,8 @@ SCHEMA = Schema(
     STORE_TABLE,
     SCHEMA_VERSION,
     create_schema,
-    way_out="export its conversations with the version that wrote it ('kedge export'), and import them into a new "
-    "store ('kedge import')",
+    way_out="development versions do not convert each other's stores; open it with the version that wrote it, or use "
+    "a new store",
 )
 
 

@@ -140,10 +140,10 @@ WHERE status <> 'completed' AND status <> 'lost' AND status <> 'cancelled';
 CREATE TABLE claims (
     conversation BIGINT NOT NULL,
     key TEXT NOT NULL,
-    about BYTEA NOT NULL,
+    request_hash BYTEA NOT NULL,
     owner TEXT NOT NULL,
     lease_until DOUBLE PRECISION NOT NULL,
-    asked BIGINT,
+    question BIGINT,
     answer BIGINT,
     PRIMARY KEY (conversation, key)
 );

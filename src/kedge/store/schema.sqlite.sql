@@ -142,10 +142,10 @@ WHERE status <> 'completed' AND status <> 'lost' AND status <> 'cancelled';
 CREATE TABLE claims (
     conversation INTEGER NOT NULL,
     key TEXT NOT NULL,
-    about BLOB NOT NULL,
+    request_hash BLOB NOT NULL,
     owner TEXT NOT NULL,
     lease_until REAL NOT NULL,
-    asked INTEGER,
+    question INTEGER,
     answer INTEGER,
     PRIMARY KEY (conversation, key)
 ) WITHOUT ROWID;

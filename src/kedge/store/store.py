@@ -404,10 +404,10 @@ class Store(AsyncResource):
         memory: ConversationState | None = None,
         data: FrozenMap = EMPTY,
         changes: AnchorChanges = NO_CHANGES,
-        accounts: Telemetry = NO_TELEMETRY,
+        telemetry: Telemetry = NO_TELEMETRY,
         head: int | None = None,
-        asked_for: str = "",
-        replaces: int = 0,
+        key: str = "",
+        replaces_node: int = 0,
     ) -> Node:
         """Add a node.
 
@@ -421,10 +421,10 @@ class Store(AsyncResource):
             memory: The state of the conversation at this node.
             data: Data of the Turn at this node.
             changes: How the anchor records of the Turn differ from those of the responses on the path.
-            accounts: The incidents, tool runs and exchanges to store with it.
+            telemetry: The incidents, tool runs and exchanges to store with it.
             head: The node at which the head must be; it is moved from there to the new node.
-            asked_for: The idempotency key of the question, if the node is one.
-            replaces: The node of the response in the background that has ended with this one, whose row is deleted.
+            key: The idempotency key of the question, if the node is one.
+            replaces_node: The node of the response in the background that this node completes; its row is deleted.
 
         Returns:
             The new node.
@@ -445,7 +445,7 @@ class Store(AsyncResource):
         scope = await self._intern_scope(response.scope) if response else 0
 
         def work(tx: Tx) -> tuple[Node, int | None]:
-            is_first = not replaces or response_table.delete_running(tx, replaces)
+            is_first = not replaces_node or response_table.delete_running(tx, replaces_node)
             if response and not is_first:
                 found = nodes.find_response_node(tx, conversation, response.provider_response_id)
                 if found:
@@ -462,14 +462,14 @@ class Store(AsyncResource):
                 response=response if is_first else None,
                 scope=scope,
                 head=head,
-                single_statement=not (accounts or asked_for or replaces),
+                single_statement=not (telemetry or key or replaces_node),
             )
-            if replaces and is_first:
-                response_table.move_exchanges(tx, replaces, node.id)
-            if accounts:
-                response_table.insert_telemetry(tx, accounts, number, node.id)
-            if asked_for:
-                idempotency.record_question(tx, number, asked_for, node.id)
+            if replaces_node and is_first:
+                response_table.move_exchanges(tx, replaces_node, node.id)
+            if telemetry:
+                response_table.insert_telemetry(tx, telemetry, number, node.id)
+            if key:
+                idempotency.record_question(tx, number, key, node.id)
             return node, None if head is None or moved else select_head(tx, number)
 
         node, elsewhere = await self.database.write(_bind(self, work))

@@ -109,7 +109,7 @@ _TARGETS = {
     "responses.node": ("nodes.id", "t.node", "response {0}: its node"),
     "responses.conversation": ("conversations.number", "t.node", "response {0}: its conversation"),
     "responses.scope": ("scopes.number", "t.node", "response {0}: its scope"),
-    "claims.asked": ("nodes.id", "t.key", "claim {0}: the node of its question"),
+    "claims.question": ("nodes.id", "t.key", "claim {0}: the node of its question"),
     "claims.answer": ("nodes.id", "t.key", "claim {0}: the node of its answer"),
     "practice_nodes.parent": ("practice_nodes.id", "t.id", "practice response {0}: its parent"),
     "practice_conversations.node": (

@@ -148,10 +148,12 @@ class ServerDatabase(ABC):
 NUMBERS_PER_RESERVATION = 64
 _RESERVE_NUMBERS = "UPDATE kedge_server_numbers SET last = last + ? RETURNING last"
 _USED_BYTES = """
-SELECT coalesce(sum(length(input) + length(output) + coalesce(length(asked), 0) + coalesce(length(became), 0)), 0)
+SELECT coalesce(sum(
+    length(input) + length(output) + coalesce(length(request_fields), 0) + coalesce(length(result_fields), 0)
+), 0)
 FROM kedge_server_nodes
 """
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 SCHEMA = Schema(
     "kedge_server_schema",
     SCHEMA_VERSION,

@@ -62,14 +62,14 @@ INSERT INTO kedge_server_replicas (id, alive_until) VALUES (?, {NOW} + ?)
 ON CONFLICT (id) DO UPDATE SET alive_until = excluded.alive_until RETURNING {NOW}
 """
 _CLAIM = f"""
-UPDATE kedge_server_nodes SET owner = ?, status = 'queued', became = ?, attempts = attempts + 1
+UPDATE kedge_server_nodes SET owner = ?, status = 'queued', result_fields = ?, attempts = attempts + 1
 WHERE id IN (
     SELECT id FROM kedge_server_nodes WHERE {_IS_LOST} AND background AND attempts < {MAX_ATTEMPTS} AND expires_at > ?
     ORDER BY id LIMIT ? FOR UPDATE SKIP LOCKED
-) RETURNING id, key, parent, conversation, namespace, input, request, asked
+) RETURNING id, key, parent, conversation, namespace, input, request, request_fields
 """
 _FAIL = f"""
-UPDATE kedge_server_nodes SET status = 'failed', became = ? WHERE id IN (
+UPDATE kedge_server_nodes SET status = 'failed', result_fields = ? WHERE id IN (
     SELECT id FROM kedge_server_nodes WHERE {_IS_LOST}
     AND NOT (background AND attempts < {MAX_ATTEMPTS} AND expires_at > ?) FOR UPDATE SKIP LOCKED
 )

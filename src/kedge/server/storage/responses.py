@@ -23,8 +23,8 @@ from kedge.store.database import responses as tables
 PURGE_BATCH_SIZE = 500
 
 _COLUMNS = (
-    "id, key, parent, barrier, tokens, status, expires_at, input, output, asked, became, namespace, "
-    "conversation, owner, request, idempotency_key, background"
+    "id, key, parent, barrier, tokens, status, expires_at, input, output, request_fields, result_fields, "
+    "namespace, conversation, owner, request, idempotency_key, background"
 )
 # Adds a node if its parent still exists; nodes are numbered from 1.
 _INSERT = (
@@ -104,7 +104,8 @@ class ResponseRepository:
             LookupError: Another server has deleted it since its node was found.
         """
         found = self._execute(
-            "SELECT asked, became, output FROM kedge_server_nodes WHERE id = ?", (node,)
+            "SELECT request_fields, result_fields, output FROM kedge_server_nodes WHERE id = ?",
+            (node,),
         )
         row = found.fetchone()
         if row is None or row[0] is None:
@@ -132,8 +133,8 @@ class ResponseRepository:
     def mark_in_progress(self, node: int) -> None:
         """Mark a queued response as in progress."""
         self._execute(
-            "UPDATE kedge_server_nodes SET status = 'in_progress', became = ? WHERE id = ? AND status = 'queued' "
-            f"AND {_IS_OWN}",
+            "UPDATE kedge_server_nodes SET status = 'in_progress', result_fields = ? "
+            f"WHERE id = ? AND status = 'queued' AND {_IS_OWN}",
             (_IN_PROGRESS_JSON, node, self._database.owner),
         )
 
@@ -192,7 +193,7 @@ class ResponseRepository:
 
     def _update(self, entry: ResponseEntry, result: ResponseResult) -> bool:
         found = self._execute(
-            "UPDATE kedge_server_nodes SET status = ?, became = ?, output = ?, barrier = ?, tokens = ? "
+            "UPDATE kedge_server_nodes SET status = ?, result_fields = ?, output = ?, barrier = ?, tokens = ? "
             f"WHERE id = ? AND status = 'in_progress' AND {_IS_OWN}",
             (
                 result.status,
@@ -236,7 +237,7 @@ class ResponseRepository:
         self, status: str, cause: errors.ApiError | str | None, condition: str, *values: object
     ) -> None:
         self._execute(
-            "UPDATE kedge_server_nodes SET status = ?, became = ? "
+            "UPDATE kedge_server_nodes SET status = ?, result_fields = ? "
             f"WHERE status IN ('in_progress', 'queued') AND {condition}",
             (status, encode(object_forms.build_failed_fields(status, cause)), *values),
         )

@@ -45,8 +45,8 @@ AND NOT EXISTS (SELECT 1 FROM kedge_server_nodes WHERE parent = n.id)
 AND NOT EXISTS (SELECT 1 FROM kedge_server_conversations WHERE node = n.id)
 """
 _CLEAR_RESPONSE = """
-UPDATE kedge_server_nodes SET status = NULL, expires_at = NULL, asked = NULL, became = NULL, request = NULL,
-idempotency_key = NULL WHERE id = ? RETURNING conversation, barrier
+UPDATE kedge_server_nodes SET status = NULL, expires_at = NULL, request_fields = NULL, result_fields = NULL,
+request = NULL, idempotency_key = NULL WHERE id = ? RETURNING conversation, barrier
 """
 _SELECT_EMPTY_CONVERSATIONS = """
 SELECT id, node FROM kedge_server_conversations c WHERE NOT EXISTS

@@ -12,8 +12,8 @@ CREATE TABLE kedge_server_nodes (
     conversation TEXT,            -- to which the items were added
     input BLOB NOT NULL,          -- JSON array of items
     output BLOB NOT NULL,         -- JSON array of items
-    asked BLOB,                   -- the response as JSON: what its request decided
-    became BLOB,                  -- the response as JSON: what became of it
+    request_fields BLOB,          -- JSON object: the fields of the response that its request decided
+    result_fields BLOB,           -- JSON object: its other fields, except for the output
     namespace TEXT NOT NULL DEFAULT '',  -- of the user who added it; empty for the administrator
     owner TEXT,                   -- the server that generates the response, if there are several
     request BLOB,                 -- the body of the request, where it may be needed again
