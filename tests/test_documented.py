@@ -23,7 +23,7 @@ from kedge.chaining.proxy import create_proxy_app
 from kedge.cli.chat_session import SLASH_COMMANDS
 from kedge.config.settings import SETTINGS
 from kedge.events.run import ResendReason
-from kedge.evidence import evidence
+from kedge.evidence import server_evidence
 from kedge.mcp import server as mcp_server
 from kedge.planning.cache_plan import CacheHint, CacheMiss
 from kedge.server import app as server_app
@@ -83,7 +83,7 @@ STORE_TOOLS = mcp_server.StoreTools(Mock(), Mock()).to_toolbox()
 VALUES: dict[str, list[str]] = {
     "cli.md": [name for name, each in SLASH_COMMANDS.items() if each.help],
     "conversations.md": [name for name in vars(kedge.Conversation) if not name.startswith("_")],
-    "engines.md": [*get_args(ResendReason), "format", *get_args(evidence.Trust)],
+    "engines.md": [*get_args(ResendReason), "format", *get_args(server_evidence.Trust)],
     "mcp.md": [each["name"] for each in STORE_TOOLS.definitions()],
     "prompt-caching.md": [*get_args(CacheHint), *filter(None, get_args(CacheMiss))],
     "server.md": [route.path for route in server_app.WEBSOCKET_ROUTES],

@@ -14,7 +14,7 @@ from kedge.chaining import AnchorIndex, ChainReport, MemoryIndex, chain, chain_r
 from kedge.chaining.client import _find_chainer  # pyright: ignore[reportPrivateUsage]
 from kedge.chaining.exchange import Chainer
 from kedge.chaining.observer import ResponseObserver
-from kedge.evidence.evidence import BASE_COOLDOWN
+from kedge.evidence.server_evidence import BASE_COOLDOWN
 from normalization import normalize_items
 
 STREAMING = pytest.mark.parametrize("streaming", [True, False])
@@ -27,7 +27,7 @@ class Program:
         self.server, self.client, self.clock = server, client, clock
         chainer = _find_chainer(client._client)  # pyright: ignore[reportPrivateUsage]
         assert isinstance(chainer, Chainer)
-        chainer.clock = chainer.memory.clock = clock
+        chainer.clock = chainer.evidence.clock = clock
         self.history: list[Any] = []
         self.wrong = 0
         """The number of answers whose context differs from the history that the program sent."""

@@ -11,7 +11,7 @@ from cli.sample_store import execute
 from kedge.cli.doctor import command, config_command
 from kedge.cli.store_options import run_with_store
 from kedge.config import store_url
-from kedge.evidence.evidence import ServerEvidence
+from kedge.evidence.server_evidence import ServerEvidence
 from kedge.server.storage.database import SCHEMA_VERSION
 from kedge.store import Store
 from kedge.testing import serve

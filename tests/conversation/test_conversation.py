@@ -825,7 +825,7 @@ async def test_stopped_stream_is_pending(store: Store, conversation: Conversatio
     (question,) = await conversation.pending()
     assert question.kind == "asked"
     (stopped,) = await conversation.responses()
-    assert (stopped.status, stopped.record, stopped.error) == ("cancelled", None, "")
+    assert (stopped.status, stopped.anchor_record, stopped.error) == ("cancelled", None, "")
     loaded = await store.load(conversation.row, stopped.node)
     assert loaded.blocks == (user("Count to 500"), assistant(received))
     assert loaded.state.anchors == ()

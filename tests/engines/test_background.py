@@ -15,7 +15,7 @@ from kedge.compaction.base import unchanged_result
 from kedge.engines import ResponsesEngine
 from kedge.errors import EngineError, InvalidTurn, RequestRefused, ServerFailed
 from kedge.events import TextDelta
-from kedge.evidence.evidence import Trust
+from kedge.evidence.server_evidence import Trust
 from kedge.planning import find_running, get_state
 from kedge.providers import connect
 from kedge.testing import TestServer

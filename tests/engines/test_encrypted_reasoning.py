@@ -13,7 +13,7 @@ from for_each import for_each
 from kedge import Chat
 from kedge.engines import ResponsesEngine
 from kedge.errors import EngineError
-from kedge.evidence.evidence import KnownServer
+from kedge.evidence.server_evidence import KnownServer
 from kedge.turns import Turn, tool_result, user
 
 INCLUDE = "reasoning.encrypted_content"

@@ -13,7 +13,7 @@ from kedge.engines import Engine
 from kedge.errors import InvalidSetting, ServerFailed
 from kedge.events import Event, TextDelta
 from kedge.events.run import Healed, ModeChanged, RequestPlanned, ServerForgot
-from kedge.evidence.evidence import BASE_COOLDOWN, KnownServer
+from kedge.evidence.server_evidence import BASE_COOLDOWN, KnownServer
 from kedge.middleware import tools, with_middleware
 from kedge.planning import get_state
 from kedge.providers import connect
@@ -243,7 +243,7 @@ async def test_requests_for_other_models_while_evidence_is_saved() -> None:
 
     class SlowStore(EvidenceStore):
         async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-            engine.memory.check(engine.scope, "another", streaming=True)
+            engine.evidence.check(engine.scope, "another", streaming=True)
             await super().save_evidence(key, form)
 
     store = SlowStore()

@@ -25,7 +25,8 @@ from kedge.engines import ResponsesEngine
 from kedge.errors import KedgeError
 from kedge.events import Event, Outcome, Usage
 from kedge.events.run import Healed, ModeChanged, ServerForgot
-from kedge.evidence.evidence import (
+from kedge.evidence.judge import EvidenceRegistry
+from kedge.evidence.server_evidence import (
     BASE_COOLDOWN,
     CONTRADICTION_SECONDS,
     HOLD_SECONDS,
@@ -38,7 +39,6 @@ from kedge.evidence.evidence import (
     Trust,
     read_identity,
 )
-from kedge.evidence.judge import ServerMemory
 from kedge.evidence.tokens import SentTokens
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
@@ -371,9 +371,9 @@ def judge_next(
 ) -> tuple[str, ServerEvidence]:
     """Judge an answer to a request that continues a response; return the reason to reject it, and the evidence."""
     turn = add_response(Turn([user("Hello")]), "R1").append(user("And?"))
-    check = ServerMemory(trust, FakeClock()).check("here", "m", streaming=False)
+    check = EvidenceRegistry(trust, FakeClock()).check("here", "m", streaming=False)
     check.evidence.echoes = echoes
-    check.describe(make_plan(turn), {"model": "m"})
+    check.set_request(make_plan(turn), {"model": "m"})
     return check.judge(answer).reason, check.evidence
 
 
@@ -389,9 +389,9 @@ def test_a_missing_echo_is_a_loss_unless_the_server_is_always_trusted() -> None:
 
 def test_an_answer_to_an_unplanned_request_names_no_other_response() -> None:
     """The server cannot name another context than that of a request which continues nothing."""
-    check = ServerMemory("earned", FakeClock()).check("here", "m", streaming=False)
+    check = EvidenceRegistry("earned", FakeClock()).check("here", "m", streaming=False)
     assert not check.names_another(Outcome("completed", response_id="R1", echoed=True))
-    check.describe(make_plan(add_response(Turn([user("Hello")]), "R1").append(user("And?"))), {})
+    check.set_request(make_plan(add_response(Turn([user("Hello")]), "R1").append(user("And?"))), {})
     assert check.names_another(Outcome("completed", response_id="R2", echoed=True))
 
 
@@ -410,7 +410,7 @@ def test_a_server_is_identified_by_its_headers(headers: dict[str, str], name: st
 
 def test_a_repeated_id_concerns_all_models_of_an_endpoint() -> None:
     """Responses from before the repetition are not relied on, whichever model made them."""
-    memory = ServerMemory("earned", lambda: 5.0)
+    memory = EvidenceRegistry("earned", lambda: 5.0)
     check = memory.check("here", "m", streaming=False)
     issued = [memory.record_issued(check, name, known=False) for name in ("R1", "R2", "", "", "R1")]
     assert issued == [False, False, False, False, True]
@@ -437,7 +437,11 @@ class EvidenceTable(dict[str, Any]):
 
 async def test_evidence_is_in_the_newest_store() -> None:
     """What could not be stored is stored later, also in another store; the loss is not forgotten for what is there."""
-    memory, first, second = ServerMemory("earned", lambda: 0.0), EvidenceTable(), EvidenceTable()
+    memory, first, second = (
+        EvidenceRegistry("earned", lambda: 0.0),
+        EvidenceTable(),
+        EvidenceTable(),
+    )
     check = memory.check("scope", "m", streaming=False)
     await memory.attach(first, check)
     check.evidence.record_loss(0.0)

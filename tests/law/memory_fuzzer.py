@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kedge.engines import Engine
 from kedge.errors import EngineError
 from kedge.events.run import Healed, ServerForgot
-from kedge.evidence.evidence import Trust
+from kedge.evidence.server_evidence import Trust
 from kedge.planning import Mode
 from kedge.providers import connect
 from kedge.testing import TestServer

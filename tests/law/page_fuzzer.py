@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from kedge.evidence.evidence import Trust
+from kedge.evidence.server_evidence import Trust
 from kedge.providers import connect
 from kedge.server.request_log import RecordedRequest
 from kedge.store import Store, open_store

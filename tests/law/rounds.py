@@ -17,7 +17,7 @@ from typing import Any
 
 import anyio
 
-from kedge.evidence.evidence import TRUST_LEVELS, Trust
+from kedge.evidence.server_evidence import TRUST_LEVELS, Trust
 from law import conversation_fuzzer, engine_fuzzer, memory_fuzzer, record_fuzzer
 from law.chat_fuzzer import ChatFuzzer
 from law.engine_fuzzer import EngineFuzzer, FuzzStats

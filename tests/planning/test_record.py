@@ -7,7 +7,7 @@ from msgspec import structs
 
 from for_each import for_each
 from kedge import planning
-from kedge.planning import anchor_problem, find_best_anchor, find_running, get_state
+from kedge.planning import find_best_anchor, find_running, get_state, invalid_anchor_reason
 from kedge.planning.anchors import MAX_STALE_ANCHORS, drop_changed_anchors
 from kedge.turns import Block, Source, Turn, assistant, system, tool_call, tool_result, user
 from planning import recorded_turns
@@ -241,25 +241,25 @@ def test_digests_detect_changes_that_tags_do_not(change: str) -> None:
     assert planning.is_valid_anchor(
         planning.set_state(changed, type(get_state(turn))()), "resp_A"
     )  # tags alone
-    assert anchor_problem(changed, "resp_A") == "changed"
+    assert invalid_anchor_reason(changed, "resp_A") == "changed"
     assert find_best_anchor(changed) == ""
     assert make_plan(changed).anchor is None
 
 
 def test_anchor_problem_names_the_reason() -> None:
-    """``anchor_problem`` returns the reason why a response is not an anchor, and ``None`` for a valid one."""
+    """``invalid_anchor_reason`` returns the reason why a response is not an anchor, and ``None`` for a valid one."""
     turn = make_exchanges(3)
-    assert anchor_problem(turn, "R3") is None
-    assert anchor_problem(turn, "") == anchor_problem(turn, "R9") == "unproven"
+    assert invalid_anchor_reason(turn, "R3") is None
+    assert invalid_anchor_reason(turn, "") == invalid_anchor_reason(turn, "R9") == "unproven"
     split = turn.insert(0, assistant("said", source=Source("R3")))
-    assert anchor_problem(split, "R3") == "split"
+    assert invalid_anchor_reason(split, "R3") == "split"
     lost = planning.set_state(turn, get_state(turn).mark_lost(["R3"]))
-    assert anchor_problem(lost, "R3") == "lost"
+    assert invalid_anchor_reason(lost, "R3") == "lost"
     assert find_best_anchor(lost) == "R2"
     incomplete = add_response(turn.append(user("u")), "R4", status="incomplete")
-    assert anchor_problem(incomplete, "R4") == "incomplete"
+    assert invalid_anchor_reason(incomplete, "R4") == "incomplete"
     unstored = add_response(turn.append(user("u")), "R4", stored=False)
-    assert anchor_problem(unstored, "R4") == "unstored"
+    assert invalid_anchor_reason(unstored, "R4") == "unstored"
     assert find_best_anchor(unstored) == "R3"
 
 
@@ -277,5 +277,5 @@ def test_tags_on_other_blocks_do_not_move_an_anchor() -> None:
     """The end of a response is defined by its record, even if later blocks have its tag."""
     turn = make_exchanges(2)
     longer = turn.append(assistant("said", source=Source("R2")))
-    assert anchor_problem(longer, "R2") == "changed"
+    assert invalid_anchor_reason(longer, "R2") == "changed"
     assert find_best_anchor(longer) == "R1"

@@ -26,7 +26,7 @@ from kedge.errors import AnswerIncomplete, EngineError, KedgeError
 from kedge.events import Event, OpaqueEvent, Outcome
 from kedge.events.run import AnswerFinished
 from kedge.events.types import PARTIAL, AnomalyNoted
-from kedge.evidence.evidence import find_known_host
+from kedge.evidence.server_evidence import find_known_host
 from kedge.planning.digests import call_effect
 from kedge.providers.registry import find_chat_settings
 from kedge.turns import Block, OpaqueBlock, ToolCallBlock, Turn, opaque, tool_result, user

@@ -68,7 +68,7 @@ async def test_appended_blocks_are_loaded(store: Store) -> None:
     assert loaded.blocks == (texts, assistant("Hi"))
     assert (loaded.blocks[0].id, loaded.blocks[0].metadata) == ("blk_1", texts.metadata)
     assert [record.response_id for record in loaded.state.anchors] == ["resp_1"]
-    assert loaded.state.anchors[0] == make_response(1).record
+    assert loaded.state.anchors[0] == make_response(1).anchor_record
     assert loaded.turn("t").id == "t"
     _, root = await store.load_turn(row, node.id, known=loaded.node, turn=loaded.turn())
     assert get_state(root) == ConversationState()  # of the blocks before the response

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from kedge.analytics.results import Latency, Selection
-from kedge.planning.plan import is_fallback_reason, name_send
+from kedge.planning.plan import is_fallback_reason, send_label
 from kedge.store import response_sums
 from kedge.store.database.transactions import Row, Tx, join_filters
 from kedge.store.records import ANSWERED_STATUSES, has_failed
@@ -104,9 +104,9 @@ class ResponseGroup(ResponseSums, frozen=True):
         return is_fallback_reason(self.reason)
 
     @property
-    def send_name(self) -> str:
+    def send_label(self) -> str:
         """How the requests were sent, or that they were refused."""
-        return name_send(self.reason, is_refused=self.is_refused)
+        return send_label(self.reason, is_refused=self.is_refused)
 
     @property
     def is_refused(self) -> bool:

@@ -292,7 +292,7 @@ def count_requests(
         statuses=_count_by("status", groups),
         modes=_count_by("mode", groups),
         failures=_count_by("status", [each for each in groups if each.has_failed]),
-        sends=_count_by("send_name", groups),
+        sends=_count_by("send_label", groups),
         fallbacks=_count_by("reason", [each for each in groups if each.is_fallback]),
         healed=_count_by("healed", [each for each in groups if each.healed]),
         forgotten=int(forgotten),

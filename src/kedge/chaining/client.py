@@ -31,7 +31,7 @@ from kedge.chaining.index import AnchorIndex, StoreIndex
 from kedge.chaining.observer import ResponseObserver
 from kedge.chaining.report import ChainedRequest, ChainReport
 from kedge.errors import EngineError, InvalidType, RequestRefused, ServerFailed, StreamTooLarge
-from kedge.evidence.evidence import Trust
+from kedge.evidence.server_evidence import Trust
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION
 from kedge.store import Store

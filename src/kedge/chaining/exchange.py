@@ -32,8 +32,8 @@ from kedge.engines.request_log import (
 from kedge.engines.stored_items import Audit, JsonSource, audit_blocks
 from kedge.engines.transport import READABLE_CODINGS, resolve_limit
 from kedge.events import Outcome
-from kedge.evidence.evidence import Trust, find_known_host, limit_depth, read_identity
-from kedge.evidence.judge import Judgment, MemoryCheck, ServerMemory, Way, is_chaining_enabled
+from kedge.evidence.judge import EvidenceRegistry, Judgment, MemoryCheck, Way, is_chaining_enabled
+from kedge.evidence.server_evidence import Trust, find_known_host, limit_depth, read_identity
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, RequestPlan
 from kedge.store.proxied_requests import COUNTED_TOKENS
@@ -95,7 +95,7 @@ class Chainer:
         self.clock = clock
         # A program's stream cannot be held back. Its server is believed if it lists what it stored and reports no
         # counts, because there is no option with which the program could request audits.
-        self.memory = ServerMemory(
+        self.evidence = EvidenceRegistry(
             trust=trust, clock=clock, holds_streams=False, believes_probes=True
         )
         self.opened: StoreIndex | None = None
@@ -134,7 +134,7 @@ class Chainer:
             return None
         reason = _find_body_obstacle(headers) if is_new else "background"
         parsed = ParsedRequest(blocked=reason) if reason else rewrite.parse_request(content)
-        check = self.memory.check(
+        check = self.evidence.check(
             scope,
             parsed.model,
             streaming=parsed.streaming,
@@ -142,8 +142,8 @@ class Chainer:
             known=find_known_host(url),
         )
         if parsed.blocks:
-            for key in self.memory.list_unread(check):
-                self.memory.restore(check, key, self.index.load_evidence(key))
+            for key in self.evidence.list_unread(check):
+                self.evidence.restore(check, key, self.index.load_evidence(key))
         decision = self._decide(parsed, scope, headers, check)
         rewritten = decision if isinstance(decision, Rewritten) else None
         reason = "" if isinstance(decision, Rewritten) else decision
@@ -165,7 +165,7 @@ class Chainer:
         # A key belongs to one body, and other attempts of the program may be sent as written.
         if any(headers[name] for name in headers if is_idempotency_key(name)):
             return "idempotency_key"
-        if self.memory.trust == "never":
+        if self.evidence.trust == "never":
             return "untrusted"
         if doubt := check.doubt:
             return doubt
@@ -200,7 +200,7 @@ class Chainer:
 
     def save_evidence(self, check: MemoryCheck) -> None:
         """Write the evidence of a check to the index, if it changed."""
-        for key, form in self.memory.take_changes(check):
+        for key, form in self.evidence.take_changes(check):
             self.index.save_evidence(key, form)
 
 
@@ -298,7 +298,7 @@ class Exchange:
 
     def observe(self, status: int, headers: Mapping[str, str]) -> ResponseObserver:
         """Return the observer of the response with this status and these headers (lower-case names)."""
-        self.chainer.memory.identify(self.check, read_identity(headers))
+        self.chainer.evidence.identify(self.check, read_identity(headers))
         rewritten = self.rewritten
         self.observer = ResponseObserver(
             headers,
@@ -442,7 +442,7 @@ class Exchange:
             if parsed.previous_response_id:
                 parent = index.get(self.scope, parsed.previous_response_id)
             plan = _to_plan(parent.record if parent else None, parsed.blocks)
-            check.describe(plan, parsed.values)
+            check.set_request(plan, parsed.values)
         judgment = self._judgment or self.check.judge(outcome)
         if judgment.reason:
             if self.rewritten and parent:
@@ -462,7 +462,7 @@ class Exchange:
         if entry is not None and index.add(entry):
             # It is unknown which of the two responses the server has stored under this id.
             index.mark_lost(self.scope, entry.record.response_id)
-            self.chainer.memory.record_issued(check, entry.record.response_id, known=True)
+            self.chainer.evidence.record_issued(check, entry.record.response_id, known=True)
         return True
 
 

@@ -115,7 +115,7 @@ class MemoryIndex:
                 self._by_id.pop((scope, response_id), None)
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
-        """Return the evidence about the memory of a server; see `kedge.evidence.evidence`."""
+        """Return the evidence about the memory of a server; see `kedge.evidence.server_evidence`."""
         return self._evidence.get(key)
 
     def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:

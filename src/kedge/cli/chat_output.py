@@ -291,13 +291,13 @@ def format_status(records: Records, notes: TurnNotes) -> str:
 def _name_request(record: RequestRecord) -> str:
     """Return how a request was sent, on which anchor, or why everything was sent again."""
     if record.anchor:
-        return f"{record.send_name} on {shorten_id(record.anchor)}"
+        return f"{record.send_label} on {shorten_id(record.anchor)}"
     if record.healed:
         reason = HEALING_TEXTS.get(record.healed, record.healed).partition(";")[0]
-        return f"{record.send_name}: {reason}"
+        return f"{record.send_label}: {reason}"
     if is_fallback_reason(record.reason):
-        return f"{record.send_name}: {record.reason}"
-    return record.send_name
+        return f"{record.send_label}: {record.reason}"
+    return record.send_label
 
 
 ChatOutput = TextOutput | JsonOutput

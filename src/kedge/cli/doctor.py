@@ -52,7 +52,7 @@ from kedge.errors import EXTRAS, CannotServe, InvalidSetting, KedgeError
 
 if TYPE_CHECKING:
     from kedge.engines.transport import Transport
-    from kedge.evidence.evidence import ServerEvidence
+    from kedge.evidence.server_evidence import ServerEvidence
     from kedge.store.database.schema import Schema
     from kedge.store.database.transactions import Tx
 
@@ -270,7 +270,7 @@ UNPROVEN = "everything is sent until its token counts or an audit show that it r
 
 def check_servers(address: str) -> Iterator[Check]:
     """Show the stored evidence about the memory of each server."""
-    from kedge.evidence.evidence import KEY_SUFFIX, ServerEvidence
+    from kedge.evidence.server_evidence import KEY_SUFFIX, ServerEvidence
     from kedge.store.response_index import select_all_evidence
 
     try:

@@ -456,7 +456,7 @@ def log_request(record: RequestRecord) -> None:
     members, text, values = _LOGGED_MEMBERS, "request %s", (record.status,)
     if record.is_known:
         members = (*members, *_SENT_MEMBERS)
-        sent = "" if record.is_refused else f"{record.send_name}, "
+        sent = "" if record.is_refused else f"{record.send_label}, "
         text = f"{text}: {sent}%d of %d bytes"
         values += (record.sent_bytes, record.full_bytes)
     fields = {name: getattr(record, name) for name in members}

@@ -27,15 +27,15 @@ from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooL
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
-from kedge.evidence.evidence import (
+from kedge.evidence.judge import EvidenceRegistry, Judgment, is_chaining_enabled
+from kedge.evidence.object_claims import ObjectStore, UnusedObject
+from kedge.evidence.server_evidence import (
     INCLUDE_REJECTION_STATUSES,
     EvidenceStore,
     KnownServer,
     Trust,
     limit_depth,
 )
-from kedge.evidence.judge import Judgment, ServerMemory, is_chaining_enabled
-from kedge.evidence.object_claims import ObjectStore, UnusedObject
 from kedge.observe import get_logger, measure
 from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
 from kedge.planning.anchors import get_conversation_id, has_hidden_context
@@ -120,7 +120,7 @@ class ResponsesEngine(RequestEngine):
         self.retention = validate_seconds(retention, "retention")
         self.max_depth = None if max_depth is None else check_positive_int("max_depth", max_depth)
         self.verify_every = check_count("verify_every", verify_every)
-        self.memory = ServerMemory(
+        self.evidence = EvidenceRegistry(
             trust, self._clock, transport, evidence_store, believes_probes=verify_every > 0
         )
         self._known_server = known_server
@@ -131,7 +131,7 @@ class ResponsesEngine(RequestEngine):
         """The conversation objects at the server."""
         from kedge.engines.stored_items import ConversationObjects  # which takes time to import
 
-        return ConversationObjects(self.transport, self.scope, lambda: self.memory.store)
+        return ConversationObjects(self.transport, self.scope, lambda: self.evidence.store)
 
     async def _make_probes(self, plan: RequestPlan, **options: Any) -> None:
         """Load the evidence about the server, and make the probe that a conditional plan depends on."""
@@ -198,13 +198,13 @@ class ResponsesEngine(RequestEngine):
 
     async def _start(self, turn: Turn, request: Request) -> Session:
         session = self._open(turn, request)
-        if await self.memory.load(session.check):
+        if await self.evidence.load(session.check):
             self._choose_mode(session)
         return session
 
     def _open(self, turn: Turn, request: Request) -> Session:
         session = super()._open(turn, request)
-        session.check = self.memory.check(
+        session.check = self.evidence.check(
             self.scope,
             session.model,
             streaming=session.streaming,
@@ -220,7 +220,7 @@ class ResponsesEngine(RequestEngine):
         """Use the evidence in a store, unless another store is configured, and load what dry runs need."""
         requests = (Request(streaming=True), Request(streaming=False))
         checks = (self._open(Turn(), each).check for each in requests)
-        await self.memory.attach(store, *checks)
+        await self.evidence.attach(store, *checks)
 
     def _choose_mode(self, session: Session) -> None:
         """Set the mode, why it is not the requested one, and whether encrypted reasoning is requested."""
@@ -233,7 +233,7 @@ class ResponsesEngine(RequestEngine):
         elif not session.check.reasoning.stores:
             problem = "never_stores"
         else:
-            problem = "never" if self.memory.trust == "never" else session.check.doubt
+            problem = "never" if self.evidence.trust == "never" else session.check.doubt
         session.mode_reason = problem
         session.mode = "stateless" if problem else session.requested_mode
         known, request = self._known_server, session.request
@@ -280,7 +280,7 @@ class ResponsesEngine(RequestEngine):
         check = session.check
         if check.way != "direct" and self.transport.identity is None:
             await endpoints.identify_server(self.transport)
-            self.memory.identify(check, self.transport.identity or "")
+            self.evidence.identify(check, self.transport.identity or "")
             self._make_plan(session)
         if check.way == "probe":
             found = await self._audit(session, session.plan.rejected[-1].record)
@@ -313,7 +313,7 @@ class ResponsesEngine(RequestEngine):
 
     async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
         """Send the request, or fetch the response that answers the Turn already."""
-        session.check.describe(session.plan, session.body)
+        session.check.set_request(session.plan, session.body)
         decoder = cast("ResponsesDecoder", decoder)
         in_background = session.body.get("background") is True
         if session.running is not None:
@@ -380,7 +380,7 @@ class ResponsesEngine(RequestEngine):
 
     async def _settle(self, session: Session, outcome: Outcome) -> Turn:
         if self.transport.identity:
-            self.memory.identify(session.check, self.transport.identity)
+            self.evidence.identify(session.check, self.transport.identity)
         judgment = session.check.judge(outcome)
         is_finished = outcome.status in ("completed", "incomplete")
         if session.object_id and is_finished and not judgment.reason:
@@ -428,7 +428,7 @@ class ResponsesEngine(RequestEngine):
         known = state.anchor(outcome.response_id, plan.scope) is not None
         # A response that is fetched was issued before, once for all that wait for it.
         is_new = running is None
-        reused = is_new and self.memory.record_issued(check, outcome.response_id, known=known)
+        reused = is_new and self.evidence.record_issued(check, outcome.response_id, known=known)
         if outcome.status == "running":
             return self._record_outcome(session, turn, outcome, stored=stored and not reused)
         if reused:
@@ -458,7 +458,7 @@ class ResponsesEngine(RequestEngine):
         requested, rejected = session.include, "include" in session.healed
         asked = body.get("store", True) is not False
         check.reasoning.record(outcome, requested=requested, rejected=rejected, stored=asked)
-        await self.memory.save(check)
+        await self.evidence.save(check)
         return finished
 
     async def _heal(self, session: Session, failure: HealableError) -> tuple[str, ...]:
@@ -490,7 +490,7 @@ class ResponsesEngine(RequestEngine):
         if state is not get_state(session.turn):
             session.turn = set_state(session.turn, state)
         session.running = planning.find_running(session.turn, self.scope)
-        await self.memory.save(check)
+        await self.evidence.save(check)
         self._check_resend(session, error)
         return lost
 

@@ -28,7 +28,7 @@ from kedge.engines.loading import LoadingWait
 from kedge.engines.request_options import encode_params, encode_tool
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.events import StreamEvent
-from kedge.evidence.evidence import read_identity
+from kedge.evidence.server_evidence import read_identity
 from kedge.planning import AnchorRecord
 from kedge.turns import Turn
 from kedge.wire.decoder import BLANKS, read_kind

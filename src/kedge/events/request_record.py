@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kedge.events.types import Usage
 from kedge.planning import AnchorRecord, TokenCounts, find_running, get_state, set_state
-from kedge.planning.plan import name_send
+from kedge.planning.plan import send_label
 from kedge.turns import Turn
 
 ResponseStatus = Literal[
@@ -129,9 +129,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == "refused"
 
     @property
-    def send_name(self) -> str:
-        """How the request was sent, or that it was refused; see `name_send`."""
-        return name_send(self.reason, is_refused=self.is_refused)
+    def send_label(self) -> str:
+        """How the request was sent, or that it was refused; see `send_label`."""
+        return send_label(self.reason, is_refused=self.is_refused)
 
     @property
     def full_bytes(self) -> int:
@@ -159,7 +159,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def record(self) -> AnchorRecord | None:
+    def anchor_record(self) -> AnchorRecord | None:
         """The anchor for this response; ``None`` if its context is not known."""
         if not self.digest:
             return None

@@ -7,8 +7,9 @@ A ``MemoryCheck`` accompanies one request, of an engine, a dry run, a chained cl
 2. ``judge`` returns what the answer shows, what follows from it, and the server's token counts, from which the next
    answer is judged. It updates the evidence.
 
-The rules are in ``kedge.evidence.evidence`` and ``kedge.evidence.tokens``. With ``trust="always"`` nothing is held
-back or probed, and token counts are only reported. ``ServerMemory`` has the evidence, in memory and in a store.
+The rules are in ``kedge.evidence.server_evidence`` and ``kedge.evidence.tokens``. With ``trust="always"`` nothing is
+held back or probed, and token counts are only reported. ``EvidenceRegistry`` has the evidence, in memory
+and in a store.
 """
 
 import os
@@ -25,7 +26,7 @@ from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.events.types import ResponseFacts
 from kedge.evidence import tokens
-from kedge.evidence.evidence import (
+from kedge.evidence.server_evidence import (
     DOUBTS_OF_CHAINING,
     KEY_SUFFIX,
     KNOWN_IDENTITIES,
@@ -95,7 +96,7 @@ class MemoryCheck(msgspec.Struct):
     """The decisions about one request and its answer.
 
     Attributes:
-        memory: The evidence about this endpoint and account.
+        registry: The evidence about this endpoint and account.
         scope: The provider, endpoint and account.
         records: Both of the following, by their keys in a store.
         evidence: The evidence for the requested model, with or without streaming.
@@ -106,7 +107,7 @@ class MemoryCheck(msgspec.Struct):
         plan: The plan of the request, if it was decided.
     """
 
-    memory: "ServerMemory"
+    registry: "EvidenceRegistry"
     scope: str
     records: Mapping[str, Evidence]
     evidence: ServerEvidence
@@ -125,15 +126,15 @@ class MemoryCheck(msgspec.Struct):
     @property
     def doubt(self) -> Doubt:
         """The reason why the server must not be chained on now; empty if it may be."""
-        doubt = self.evidence.open_doubt(self.memory.clock(), self.conversation)
+        doubt = self.evidence.open_doubt(self.registry.clock(), self.conversation)
         return "" if self.is_always and doubt not in DOUBTS_OF_CHAINING else doubt
 
     @property
     def is_always(self) -> bool:
         """Whether the server is chained on whatever the evidence."""
-        return self.memory.trust == "always"
+        return self.registry.trust == "always"
 
-    def describe(self, plan: RequestPlan, body: Mapping[str, Any]) -> None:
+    def set_request(self, plan: RequestPlan, body: Mapping[str, Any]) -> None:
         """Set the request that is sent.
 
         Args:
@@ -143,16 +144,16 @@ class MemoryCheck(msgspec.Struct):
         self.plan, self._body, self._sent = plan, body, None
 
     def decide(self, plan: RequestPlan, body: Mapping[str, Any]) -> Way:
-        """Decide how a request may use its anchor; the arguments are those of ``describe``."""
-        self.describe(plan, body)
+        """Decide how a request may use its anchor; the arguments are those of ``set_request``."""
+        self.set_request(plan, body)
         self.way = self._choose_way(plan)
         is_used = plan.is_full or self.way in ("direct", "held")
         self._visible = 0 if is_used else tokens.bound_visible(plan, self._measure())
         return self.way
 
     def _choose_way(self, plan: RequestPlan) -> Way:
-        evidence, now = self.evidence, self.memory.clock()
-        if plan.anchor is None or plan.mode == "stateless" or self.memory.trust != "earned":
+        evidence, now = self.evidence, self.registry.clock()
+        if plan.anchor is None or plan.mode == "stateless" or self.registry.trust != "earned":
             return "direct"
         base = plan.anchor.counted
         if not evidence.must_hold(plan.anchor.depth, now):
@@ -172,7 +173,7 @@ class MemoryCheck(msgspec.Struct):
 
     def _believes_lists(self, base: TokenCounts | None) -> bool:
         """Return whether a list of stored items is a proof: counts of any kind of request outweigh it."""
-        return self.memory.believes_probes and not self.evidence.reports and base is None
+        return self.registry.believes_probes and not self.evidence.reports and base is None
 
     def _measure(
         self, before: Sequence[Block] = (), *, exactly: bool = False
@@ -189,10 +190,10 @@ class MemoryCheck(msgspec.Struct):
 
     def record_probe(self, agrees: bool | None) -> None:
         """Record whether the server listed what it should have stored; None if it listed nothing."""
-        with self.memory.lock:
+        with self.registry.lock:
             anchor = self.plan.anchor if self.plan else None
             proves = self._believes_lists(anchor.counted if anchor else None)
-            self.evidence.record_probe(agrees=agrees, proves=proves, now=self.memory.clock())
+            self.evidence.record_probe(agrees=agrees, proves=proves, now=self.registry.clock())
 
     # After a request
 
@@ -215,7 +216,7 @@ class MemoryCheck(msgspec.Struct):
         plan, usage = self.plan, outcome.usage
         if plan is None:
             return Judgment()
-        with self.memory.lock:
+        with self.registry.lock:
             self.evidence.reports |= usage is not None and usage.input_tokens > 0
             if plan.anchor and outcome.status not in ("failed", "cut", "running"):
                 judgment = self._judge_chained(outcome, plan, plan.anchor)
@@ -252,7 +253,7 @@ class MemoryCheck(msgspec.Struct):
         if usage and base and sent:
             evidence.record_agreement(usage, base, sent)
         if self.way == "held" and verdict != "remembered":
-            evidence.record_loss(self.memory.clock(), "no_verdict")
+            evidence.record_loss(self.registry.clock(), "no_verdict")
             return Judgment("unproven", resend=True)
         return Judgment()
 
@@ -266,8 +267,8 @@ class MemoryCheck(msgspec.Struct):
         if self.is_always:
             return Judgment("forgot", resend=not counted)
         depth = self.plan.anchor.depth if self.plan and self.plan.anchor else 1
-        with self.memory.lock:
-            self.evidence.record_silent_loss(self.memory.clock(), depth, partial=partial)
+        with self.registry.lock:
+            self.evidence.record_silent_loss(self.registry.clock(), depth, partial=partial)
         return Judgment("forgot", resend=True)
 
     def record_rejection(self, reason: str, created_at: float, now: float) -> None:
@@ -278,7 +279,7 @@ class MemoryCheck(msgspec.Struct):
             created_at: The Unix time at which the response was created.
             now: The time of the rejection.
         """
-        with self.memory.lock:
+        with self.registry.lock:
             if reason == "unsupported":
                 self.evidence.doubt = "unsupported"
             elif reason == "gone" and not self.is_always:
@@ -286,8 +287,8 @@ class MemoryCheck(msgspec.Struct):
 
     def record_error(self) -> None:
         """Record that a chained request was answered with a server error."""
-        with self.memory.lock:
-            self.evidence.record_error(self.memory.clock())
+        with self.registry.lock:
+            self.evidence.record_error(self.registry.clock())
 
 
 MAX_ENTRIES = 4_096
@@ -297,7 +298,7 @@ _INITIAL_MEMBERS = frozenset({"proof", "max_depth", "not_before"})
 _make_cache = partial(BoundedDict[str, Any], MAX_ENTRIES)
 
 
-class ServerMemory(msgspec.Struct, eq=False):
+class EvidenceRegistry(msgspec.Struct, eq=False):
     """The evidence by scope, model, streaming and transport; a scope is an endpoint and account.
 
     Attributes:

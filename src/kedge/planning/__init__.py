@@ -23,9 +23,9 @@ from kedge.planning.digests import Problem, canonical, covered_count, prefix_dig
 from kedge.planning.plan import RequestPlan, find_problems, plan_request
 from kedge.planning.render import build_input_from_blocks, get_instructions, render
 from kedge.planning.tags import (
-    anchor_problem,
     blocks_after_response,
     find_best_anchor,
+    invalid_anchor_reason,
     is_valid_anchor,
 )
 
@@ -43,7 +43,6 @@ __all__ = [
     "RequestPlan",
     "Status",
     "TokenCounts",
-    "anchor_problem",
     "blocks_after_response",
     "build_input_from_blocks",
     "canonical",
@@ -55,6 +54,7 @@ __all__ = [
     "find_running",
     "get_instructions",
     "get_state",
+    "invalid_anchor_reason",
     "is_valid_anchor",
     "plan_request",
     "prefix_digest",

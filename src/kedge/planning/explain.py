@@ -39,7 +39,7 @@ DOUBT_REASONS = {
     "fails": "the server answered the last chained requests with server errors",
     "unsupported": "the server rejected chaining as unsupported",
 }
-"""Why a server is not chained on for a while; see ``kedge.evidence.evidence``."""
+"""Why a server is not chained on for a while; see ``kedge.evidence.server_evidence``."""
 MODE_REASONS = {
     **DOUBT_REASONS,
     "switched_off": "chaining is turned off by ENABLE_RESPONSE_BOUNDARY_TRACKING",

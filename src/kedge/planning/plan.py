@@ -61,8 +61,8 @@ def is_fallback_reason(reason: str) -> bool:
     return reason not in ("", *NOT_FALLBACK_REASONS)
 
 
-def name_send(reason: str, *, is_refused: bool = False) -> str:
-    """Return the name that all views use for a request with this reason of a full send.
+def send_label(reason: str, *, is_refused: bool = False) -> str:
+    """Return the label of a request in all views: how it was sent.
 
     Args:
         reason: The reason of a full send; empty for a request on an anchor.

@@ -25,7 +25,7 @@ def is_valid_anchor(turn: Turn, response_id: str) -> bool:
         turn: The Turn.
         response_id: The response.
     """
-    return anchor_problem(turn, response_id) is None
+    return invalid_anchor_reason(turn, response_id) is None
 
 
 def find_best_anchor(turn: Turn) -> str:
@@ -65,7 +65,7 @@ def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:
     return blocks
 
 
-def anchor_problem(turn: Turn, response_id: str) -> Reason | None:
+def invalid_anchor_reason(turn: Turn, response_id: str) -> Reason | None:
     """Return why a response is not a valid anchor by its tags.
 
     Args:

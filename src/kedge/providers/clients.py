@@ -22,7 +22,7 @@ from kedge.engines.http_errors import (
 from kedge.engines.prompt_cache import CacheLifetime
 from kedge.engines.transport import resolve_limit
 from kedge.errors import CannotConnect, InvalidSetting, UnknownSetting
-from kedge.evidence.evidence import EvidenceStore, Trust
+from kedge.evidence.server_evidence import EvidenceStore, Trust
 from kedge.planning import Mode
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from kedge.engines import Engine
 from kedge.engines.prompt_cache import find_host_rules
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
-from kedge.evidence.evidence import KNOWN_IDENTITIES, find_known_host
+from kedge.evidence.server_evidence import KNOWN_IDENTITIES, find_known_host
 from kedge.providers.clients import PRACTICE_SCOPE, check_names, make_engine, parse_address
 
 OLLAMA_PORT = 11434

@@ -16,7 +16,7 @@ from anyio import Event, Lock, move_on_after
 from kedge._internal.json_text import decode, encode_text, escape_surrogates
 from kedge.errors import NotInStore, StoreError
 from kedge.observe import get_logger
-from kedge.planning.plan import name_send
+from kedge.planning.plan import send_label
 from kedge.store.database.transactions import Tx
 from kedge.store.records import MAX_INTEGER, is_row_number, validate_page
 
@@ -104,9 +104,9 @@ class ProxiedRequest(ChainedRequest):
 
     @property
     def plan(self) -> str:
-        """How the request was sent, or that it was refused; see `name_send`."""
+        """How the request was sent, or that it was refused; see `send_label`."""
         reason = "" if self.anchor else self.healed or self.reason
-        return name_send(reason, is_refused=self.is_refused)
+        return send_label(reason, is_refused=self.is_refused)
 
 
 @dataclass(frozen=True, slots=True)

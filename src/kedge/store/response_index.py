@@ -205,7 +205,7 @@ def get_scope_key(tx: Tx) -> bytes:
 
 
 def select_evidence(tx: Tx, key: str) -> dict[str, Any] | None:
-    """Return the evidence about the memory of a server; see `kedge.evidence.evidence`."""
+    """Return the evidence about the memory of a server; see `kedge.evidence.server_evidence`."""
     rows = tx.rows("SELECT form FROM evidence WHERE name = ?", (_qualify(tx, key),))
     return decode(rows[0][0]) if rows else None
 

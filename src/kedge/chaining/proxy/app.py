@@ -51,9 +51,9 @@ from kedge.chaining.proxy.access import (
 from kedge.chaining.rewrite import MAX_BODY_BYTES
 from kedge.engines.transport import KEEP_ALIVE
 from kedge.errors import InvalidSetting, StoreError, StoreReplaced
-from kedge.evidence.evidence import Trust
+from kedge.evidence.server_evidence import Trust
 from kedge.observe import get_logger
-from kedge.planning.plan import name_send
+from kedge.planning.plan import send_label
 from kedge.server.access import CALLER_KEY, AccessPolicy, Rejection
 from kedge.server.errors import encode_error_event
 from kedge.server.request_log import EscapedJSONResponse, RequestMiddleware, healthz, metrics
@@ -668,8 +668,8 @@ def _format_plan(exchange: Exchange) -> str:
     sizes = f"sent={len(exchange.content)}; full={len(exchange.original)}"
     reason = exchange.healed or exchange.reason
     is_refused = exchange.observer is not None and exchange.observer.is_refused
-    name = name_send("" if exchange.anchor_id else reason, is_refused=is_refused)
-    return f"{name}; {sizes}{f'; reason={reason}' if reason else ''}"
+    label = send_label("" if exchange.anchor_id else reason, is_refused=is_refused)
+    return f"{label}; {sizes}{f'; reason={reason}' if reason else ''}"
 
 
 def _format_socket_error(rejection: Rejection, scope: Scope) -> str:

@@ -25,7 +25,7 @@ from kedge.engines.transport import AnyClient, RawResponse, Transport, build_url
 from kedge.engines.websocket import connection as sockets
 from kedge.engines.websocket.connection import SocketMessage
 from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
-from kedge.evidence.evidence import read_identity
+from kedge.evidence.server_evidence import read_identity
 from kedge.planning import AnchorRecord, get_state
 from kedge.turns import Turn
 
