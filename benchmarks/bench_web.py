@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.table import Row, compare_cpu, cpu_seconds
+from kedge.presentation.layout import compute_layout
+from kedge.presentation.response_graph import GraphNode, Totals, build_response_graph
 from kedge.providers import connect
 from kedge.server.settings import Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
@@ -23,7 +25,7 @@ from kedge.store import Node as StoredNode
 from kedge.store.database.transactions import Tx
 from kedge.store.nodes import insert_node
 from kedge.store.stored_blocks import to_stored_block
-from kedge.store.tree import GraphNode, Totals, build_response_graph, compute_layout, read_tree
+from kedge.store.tree import read_tree
 from kedge.turns import assistant, user
 from kedge.web.app import PageSettings, open_page_server
 from kedge.web.models import ModelSelector

@@ -21,8 +21,9 @@ from kedge.errors import EngineError, ServerFailed
 from kedge.events.run import RequestPlanned
 from kedge.observe import reset, snapshot
 from kedge.observe.logs import get_fields
+from kedge.presentation.response_graph import build_response_graph
 from kedge.store import RequestRecord, Store
-from kedge.store.tree import build_response_graph, read_tree
+from kedge.store.tree import read_tree
 from kedge.testing import TestServer
 from kedge.web.app import create_page
 from kedge.web.models import ModelSelector

@@ -21,8 +21,9 @@ from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
 from kedge.middleware import BaseMiddleware, block, find_open_calls, guard, redact, retry
 from kedge.planning import get_state
+from kedge.presentation.response_graph import build_response_graph
 from kedge.store import Node, Store
-from kedge.store.tree import build_response_graph, read_tree
+from kedge.store.tree import read_tree
 from kedge.testing import TestServer
 from kedge.turns import Turn
 

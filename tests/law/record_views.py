@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kedge import Conversation, connect
-from kedge._internal.display import HEALING_TEXTS, format_size, pluralize, shorten_id
+from kedge._internal.display import format_size, pluralize, shorten_id
 from kedge.analytics import analyze
 from kedge.cli.show import load_tree, render_tree
 from kedge.engines import Reply
@@ -30,6 +30,7 @@ from kedge.observe.logs import get_fields
 from kedge.planning import RequestPlan
 from kedge.planning.explain import describe_full_send
 from kedge.planning.plan import is_fallback_reason
+from kedge.presentation.wording import HEALING_TEXTS
 from kedge.server.request_log import RecordedRequest
 from kedge.store import RequestRecord, Store
 from kedge.store.summaries import load_exchanges

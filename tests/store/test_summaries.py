@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from kedge.planning.anchors import is_expired
+from kedge.presentation.response_graph import build_response_graph
 from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.summaries import (
     LIST_FILTERS,
@@ -14,7 +15,6 @@ from kedge.store.summaries import (
     load_attached,
 )
 from kedge.store.tree import (
-    build_response_graph,
     list_tree_conversations,
     load_last_blocks,
     read_tree,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kedge._internal.display import (
-    HEALING_TEXTS,
     MAX_MARKDOWN_WORK,
     estimate_markdown_work,
     first_line,
@@ -44,6 +43,7 @@ from kedge.events.run import (
     ToolStarted,
 )
 from kedge.planning.plan import is_fallback_reason
+from kedge.presentation.wording import HEALING_TEXTS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,8 +13,6 @@ import click
 
 from kedge import turns
 from kedge._internal.display import (
-    HEALING_TEXTS,
-    LOST_TEXTS,
     format_size,
     pluralize,
     sanitize_text,
@@ -32,6 +30,9 @@ from kedge.cli.store_options import (
     with_conversation,
 )
 from kedge.errors import NotInStore
+from kedge.presentation.layout import ALL_NODES, compute_layout
+from kedge.presentation.response_graph import GraphNode, Mark, find_marks
+from kedge.presentation.wording import HEALING_TEXTS, LOST_TEXTS
 from kedge.store import ConversationRow, Node, Store
 from kedge.store import tree as trees
 from kedge.turns.frozen_json import EMPTY
@@ -241,7 +242,7 @@ MAX_LANE_WIDTH = 15
 """The number of aligned columns of lanes; wider rows are not aligned."""
 RESENT_SIGN = "↻"
 NODE_SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆", "merged": "◆"}
-MARK_COLORS: Mapping[trees.Mark, str] = {
+MARK_COLORS: Mapping[Mark, str] = {
     "expired": "yellow",
     "lost": "yellow",
     "failed": "red",
@@ -269,9 +270,9 @@ class AnnotatedTree:
         ]
         return sorted(names)
 
-    def marks(self, node: Node, now: float) -> dict[trees.Mark, str]:
+    def marks(self, node: Node, now: float) -> dict[Mark, str]:
         """Return the marks of a node, each as a text with its reason."""
-        marks = trees.find_marks(node, self.tree.responses.get(node.id), now)
+        marks = find_marks(node, self.tree.responses.get(node.id), now)
         if "healed" in marks:
             marks.pop("full", None)  # healing sends the request in full
         return {mark: describe_mark(mark, reason) for mark, reason in marks.items()}
@@ -297,7 +298,7 @@ class AnnotatedTree:
         from kedge.web.shapes import shape_node
 
         response = self.tree.responses.get(node.id)
-        marks = trees.find_marks(node, response, now)
+        marks = find_marks(node, response, now)
         shape = shape_node(node, response, marks, label=self.excerpt(node.id))
         return {
             **shape.model_dump(mode="json"),
@@ -329,10 +330,10 @@ def draw_graph(tree: trees.StoredTree, limit: int = 0) -> Iterator[tuple[str, No
         limit: The maximum number of nodes, of which the newest are drawn; 0 for all.
     """
     nodes = {node.id: node for node in tree.nodes}
-    layout = trees.compute_layout(
-        (trees.GraphNode(node.id, node.parent) for node in tree.nodes),
+    layout = compute_layout(
+        (GraphNode(node.id, node.parent) for node in tree.nodes),
         tree.row.head,
-        trees.ALL_NODES,
+        ALL_NODES,
     )
     joins = {edge.end for edge in layout.edges if edge.lane != edge.to_lane}
     newest = set(sorted(nodes, reverse=True)[: limit or None])
@@ -374,7 +375,7 @@ def render_tree(tree: AnnotatedTree, now: float, limit: int = 0) -> list[str]:
     ]
 
 
-def describe_mark(mark: trees.Mark, reason: str) -> str:
+def describe_mark(mark: Mark, reason: str) -> str:
     """Return a mark with its reason, which is a sentence if there is one for it."""
     if mark == "healed":
         return HEALING_TEXTS.get(reason, f"healed: {reason}")

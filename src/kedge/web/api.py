@@ -15,11 +15,12 @@ from kedge.conversation import Conversation
 from kedge.conversation.lookup import MODEL_KEY, add_candidates
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
+from kedge.presentation.response_graph import build_response_graph
 from kedge.server.sse import EventStreamResponse, encode_data
 from kedge.store.conversations import reject_scheduled
 from kedge.store.nodes import parse_position
 from kedge.store.summaries import list_labels, load_attached
-from kedge.store.tree import build_response_graph, read_tree
+from kedge.store.tree import read_tree
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas, send, shapes
 from kedge.web.openapi import ApiCall, Handler, Operation, RequestError, build_openapi

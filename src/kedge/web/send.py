@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from kedge import turns, workflows
-from kedge._internal.display import HEALING_TEXTS, format_size
+from kedge._internal.display import format_size
 from kedge.conversation import ConversationStream
 from kedge.engines import Middleware
 from kedge.errors import InvalidSetting, InvalidWorkflow, NotInStore, StoreError
@@ -34,6 +34,7 @@ from kedge.events.run import (
 )
 from kedge.middleware import two_phase
 from kedge.planning.explain import format_headline
+from kedge.presentation.wording import HEALING_TEXTS
 from kedge.store.tree import iter_block_ranges, path_to, read_tree
 from kedge.turns.attachments import split_data_url
 from kedge.web import schemas

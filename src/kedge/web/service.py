@@ -17,6 +17,13 @@ from starlette.requests import HTTPConnection
 from kedge.conversation import Conversation
 from kedge.engines import Engine, Middleware
 from kedge.errors import CannotConnect, KedgeError, NotInStore
+from kedge.presentation.layout import compute_layout
+from kedge.presentation.response_graph import (
+    ResponseGraph,
+    Totals,
+    build_response_graph,
+    response_totals,
+)
 from kedge.server.access import CALLER_KEY
 from kedge.store import AccessToken, ConversationRow, Hit, Node, RequestRecord, Store, summaries
 from kedge.store import tree as trees
@@ -145,7 +152,7 @@ class ConversationService:
                 node below ``at``.
         """
         row, tree = await self._read_tree(name)
-        chain = trees.build_response_graph(tree, self.clock())
+        chain = build_response_graph(tree, self.clock())
         node = (await self.store.find_node(row, parse_position(at))).id
         if block:
             node = await self._find_view_of(row, tree, node, block)
@@ -160,7 +167,7 @@ class ConversationService:
         pending = find_pending(nodes, ranges, messages)
         runs, summary = self.runs.list(row.id), await self.summarize(row)
         run = next((r for r in runs if chain.shown_nodes.get(r.at, 0) == chosen), None)
-        layout = trees.compute_layout(chain.nodes, chosen, unfold)
+        layout = compute_layout(chain.nodes, chosen, unfold)
         unanswered = await self._load_unanswered(row, tree, node, runs)
         return {
             "row": row,
@@ -236,7 +243,7 @@ class ConversationService:
     async def compare(self, name: str, left: str, right: str) -> dict[str, Any]:
         """Compare the paths to two nodes block by block, for the template."""
         row, tree = await self._read_tree(name)
-        chain = trees.build_response_graph(tree, self.clock())
+        chain = build_response_graph(tree, self.clock())
         ends = [(await self.store.find_node(row, parse_position(end))).id for end in (left, right)]
         blocks = [(await self.store.load(row, end)).blocks for end in ends]
         models: dict[str, str] = {}
@@ -328,17 +335,17 @@ def _name_conversation(summary: summaries.ConversationSummary) -> str:
     return summary.row.title or summary.first_words or "New conversation"
 
 
-def _node_label(chain: trees.ResponseGraph, chosen: int) -> str:
+def _node_label(chain: ResponseGraph, chosen: int) -> str:
     return next((node.label for node in chain.nodes if node.id == chosen), "")
 
 
-def _own_totals(tree: trees.StoredTree, end: int, other: int) -> trees.Totals:
+def _own_totals(tree: trees.StoredTree, end: int, other: int) -> Totals:
     """Return the totals of the responses that are on one path and not on the other."""
     shared = {node.id for node in trees.path_to(tree, other)}
     responses = (
         tree.responses.get(each.id) for each in trees.path_to(tree, end) if each.id not in shared
     )
-    return sum((trees.response_totals(each) for each in responses if each), trees.Totals())
+    return sum((response_totals(each) for each in responses if each), Totals())
 
 
 class UserServices:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast, 
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, create_model
 
-from kedge._internal.display import HEALING_TEXTS, LOST_TEXTS, capitalize, format_size, pluralize
+from kedge._internal.display import capitalize, format_size, pluralize
 from kedge.analytics import Analytics, Bucket, ConversationStats
 from kedge.events import Usage
 from kedge.planning.anchors import REASONS, is_unusable_status
 from kedge.planning.explain import describe_full_send, describe_rejection
+from kedge.presentation.wording import HEALING_TEXTS, LOST_TEXTS
 from kedge.store import ConversationRow, Hit, Node, ProxiedRequest, RequestRecord
 from kedge.store.proxied_requests import ProxyTotals
 from kedge.store.summaries import ConversationSummary

@@ -16,7 +16,8 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from kedge.store.tree import GraphNode, Layout, LayoutEdge, LayoutRow, Mark
+from kedge.presentation.layout import Layout, LayoutEdge, LayoutRow
+from kedge.presentation.response_graph import GraphNode, Mark
 
 WIDTH, HEIGHT = 600, 140
 SERIES_STYLES = ("solid", "hollow", "dashed")

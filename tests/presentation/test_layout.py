@@ -1,92 +1,10 @@
-"""The graph of a tree's responses, their marks, and the layout in lanes."""
-
-from typing import Any
+"""The layout of a tree in lanes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from for_each import for_each
-from kedge.store import ConversationRow, Node, RequestRecord
-from kedge.store.tree import (
-    ALL_NODES,
-    GraphNode,
-    Layout,
-    Mark,
-    ResponseGraph,
-    StoredTree,
-    Totals,
-    build_response_graph,
-    compute_layout,
-    find_marks,
-)
-
-NOW = 1_000_000.0
-
-
-def make_node(number: int, parent: int, kind: str, **more: Any) -> Node:
-    """Return a node of the tree."""
-    members: dict[str, Any] = {"kept": 0, "length": 0, "depth": number, **more}
-    return Node(number, 1, 1, parent, 1, kind, **members)  # pyright: ignore[reportArgumentType]
-
-
-def make_response(number: int, **members: Any) -> RequestRecord:
-    """Return the response of a node."""
-    fields = {"provider": "p", "scope": "s", "mode": "chained", "anchor": "resp_0", **members}
-    return RequestRecord(node=number, **fields)
-
-
-def make_graph(
-    *nodes: Node, head: int, responses: tuple[RequestRecord, ...] = (), **questions: str
-) -> ResponseGraph:
-    """Return the graph of a tree; ``n2`` is the text of the question at node 2."""
-    texts = {int(name[1:]): text for name, text in questions.items()}
-    row = ConversationRow("c", head=head)
-    tree = StoredTree(row, nodes, {each.node: each for each in responses}, texts)
-    return build_response_graph(tree, NOW)
-
-
-def test_question_without_answer_is_pending() -> None:
-    """A question has a node of its own, with the mark `pending`, only until it is answered."""
-    kinds = ["root", "asked", "answered", "results", "answered", "edited", "asked"]
-    graph = make_graph(
-        *(make_node(number, number - 1, kind) for number, kind in enumerate(kinds, 1)),
-        head=5, responses=(make_response(3), make_response(5)), n2="First", n7="Second",
-    )  # fmt: skip
-    found = [(each.id, each.parent, each.marks) for each in graph.nodes]
-    assert found == [(3, 0, set()), (5, 3, {"head"}), (6, 5, {"edited"}), (7, 6, {"pending"})]
-    assert [graph.nodes[0].label, graph.nodes[3].label] == ["First", "Second"]
-    assert graph.sums.responses == 2
-
-
-@for_each(
-    ("kind", "members", "marks"),
-    [
-        ("answered", {}, {}),
-        ("answered", {"status": "lost", "lost_reason": "gone", "healed": "lost"}, {"lost": "gone", "healed": "lost"}),
-        ("answered", {"anchor": "", "reason": "lost", "status": "lost"}, {"full": "lost", "lost": ""}),
-        ("failed", {"status": "refused", "anchor": "", "reason": "changed"}, {"failed": "refused", "full": "changed"}),
-        ("answered", {"status": "cut"}, {"failed": "cut"}),
-        ("answered", {"status": "incomplete"}, {"failed": "incomplete"}),
-        ("answered", {"status": "cancelled"}, {"cancelled": ""}),
-        ("answered", {"expires_at": NOW - 1}, {"expired": ""}),
-        ("answered", {"expires_at": NOW + 10}, {"expired": ""}),
-        ("answered", {"expires_at": NOW + 86_400}, {}),
-        ("merged", {"expires_at": NOW - 1, "stored": False}, {"merged": "", "unstored": ""}),
-        ("answered", {"anchor": "", "reason": "new"}, {}),
-        ("answered", {"anchor": "", "reason": "changed", "mode": "conversation"}, {"full": "changed"}),
-        ("answered", {"anchor": "", "reason": "conversation", "mode": "conversation"}, {}),
-        ("answered", {"anchor": "", "reason": "stateless", "mode": "stateless"}, {}),
-        ("answered", {"anchor": "", "reason": "never_stores", "mode": "stateless"}, {"full": "never_stores"}),
-    ],
-)  # fmt: skip
-def test_marks_follow_the_response(
-    kind: str, members: dict[str, Any], marks: dict[str, str]
-) -> None:
-    """Each mark of a node is derived from the row of its response, with its reason; the graph shows some of them."""
-    row, node = make_response(3, **members), make_node(3, 1, kind)
-    assert find_marks(node, row, NOW) == marks
-    graph = make_graph(make_node(1, 0, "root"), node, head=1, responses=(row,))
-    assert graph.nodes[0].marks == marks.keys() - {"healed", "merged", "unstored"}
+from kedge.presentation.layout import ALL_NODES, Layout, compute_layout
+from kedge.presentation.response_graph import GraphNode, Mark, Totals
 
 
 def make_chain(count: int, first: int = 1, parent: int = 0) -> list[GraphNode]:
