@@ -32,7 +32,7 @@ class Page:
 
     async def post(self, **body: Any) -> httpx2.Response:
         """Send a message."""
-        return await self.client.post(f"{self.path}/turns", json={"model": "practice", **body})
+        return await self.client.post(f"{self.path}/runs", json={"model": "practice", **body})
 
     async def answer(self, **body: Any) -> Any:
         """Send a message, and return the answer."""
@@ -70,7 +70,7 @@ async def test_key_with_head_is_idempotent(pages: list[Page], kedge_server: Test
     """The same request again returns its answer after the head has moved to it, in every process."""
     one, two = pages
     head = await one.head()
-    request: dict[str, Any] = {"text": "What is my name?", "head": head, "key": "k"}
+    request: dict[str, Any] = {"message": "What is my name?", "head": head, "key": "k"}
     first = await one.answer(**request)
     sent = len(kedge_server.requests)
     for page in (one, two):
@@ -80,7 +80,7 @@ async def test_key_with_head_is_idempotent(pages: list[Page], kedge_server: Test
             first["node"],
             True,
         )
-    later = await two.answer(text="And now?", head=first["node"], key="k2")
+    later = await two.answer(message="And now?", head=first["node"], key="k2")
     for page in (one, two):
         assert (await page.answer(**request))["node"] == first["node"]
         assert await page.head() == later["node"]
@@ -91,13 +91,16 @@ async def test_other_requests_with_an_old_head_are_rejected(pages: list[Page]) -
     """A new key with an old head is a conflict, and so is a known key with another message."""
     one, two = pages
     head = await one.head()
-    await one.answer(text="What is my name?", head=head, key="k")
+    await one.answer(message="What is my name?", head=head, key="k")
     moved = await one.head()
-    assert await two.error(text="What is my name?", head=head) == (409, "head_conflict")
-    assert await two.error(text="What is my name?", head=head, key="new") == (409, "head_conflict")
-    assert (await two.error(text="Another?", head=head, key="k"))[0] == 409
+    assert await two.error(message="What is my name?", head=head) == (409, "head_conflict")
+    assert await two.error(message="What is my name?", head=head, key="new") == (
+        409,
+        "head_conflict",
+    )
+    assert (await two.error(message="Another?", head=head, key="k"))[0] == 409
     assert await one.head() == moved
-    assert "another message" in (await two.post(text="Another?", head=head, key="k")).text
+    assert "another message" in (await two.post(message="Another?", head=head, key="k")).text
 
 
 async def test_unanswered_key_with_an_old_head_is_rejected(
@@ -106,7 +109,7 @@ async def test_unanswered_key_with_an_old_head_is_rejected(
     """A message without an answer continues while the head is where it was, and is a conflict afterwards."""
     one, two = pages
     head = await one.head()
-    request: dict[str, Any] = {"text": "What is my name?", "head": head, "key": "k"}
+    request: dict[str, Any] = {"message": "What is my name?", "head": head, "key": "k"}
     kedge_server.faults.set("status=400")
     assert (await one.post(**request)).status_code >= 400
     kedge_server.faults.clear()
@@ -115,7 +118,7 @@ async def test_unanswered_key_with_an_old_head_is_rejected(
     request = {**request, "head": await one.head(), "key": "k2"}
     assert (await one.post(**request)).status_code >= 400
     kedge_server.faults.clear()
-    await two.answer(text="Something else")
+    await two.answer(message="Something else")
     assert await one.error(**request) == (409, "head_conflict")
 
 
@@ -126,7 +129,7 @@ async def test_edit_with_a_key_is_idempotent(
     """An edited question that was answered is no longer on the path to the head, and is found for the same key."""
     one, two = pages
     question = (await one.client.get(f"{one.path}/turns")).json()["blocks"][0]["id"]
-    request: dict[str, Any] = {"text": "My name is Bob.", "edit": question, "key": "k"}
+    request: dict[str, Any] = {"message": "My name is Bob.", "edit": question, "key": "k"}
     if has_head:
         request["head"] = await one.head()
     first = await one.answer(**request)

@@ -131,8 +131,8 @@ class PageFuzzer:
         blocks: list[Facts] = (await self._get(f"{self.path}/turns"))["blocks"]
         return [each for each in blocks if each["kind"] in ("user", "assistant")]
 
-    async def _take_turn(self, path: str, body: Facts) -> None:
-        """Send a turn, complete or streamed, and check its requests."""
+    async def _start_run(self, path: str, body: Facts) -> None:
+        """Start a run, complete or streamed, and check its requests."""
         since = len(self.server.requests)
         is_streamed = self.rng.random() < 0.5
         reply = await self.page.post(path, json={**body, "stream": is_streamed})
@@ -143,7 +143,7 @@ class PageFuzzer:
             return
         self.stats.answers += 1
         await self._check_context(answer["node"], wire[-1])
-        await self._check_blocks(body.get("text", ""), answer)
+        await self._check_blocks(body.get("message", ""), answer)
 
     async def _list_new_rows(self) -> list[Any]:
         rows = [each for each in await self.store.responses() if each.node not in self.known]
@@ -185,7 +185,7 @@ class PageFuzzer:
 
     async def do_send(self, **body: Any) -> None:
         """Send a message."""
-        await self._take_turn(f"{self.path}/turns", {"text": self._make_text(), **body})
+        await self._start_run(f"{self.path}/runs", {"message": self._make_text(), **body})
 
     async def do_regenerate(self) -> None:
         """Send a message again with another text."""
@@ -223,7 +223,7 @@ class PageFuzzer:
         open_ = [n["node"] for n in nodes if n["kind"] == "asked" and n["node"] not in parents]
         if open_:
             body = {"node": self.rng.choice(open_), "restart": self.rng.random() < 0.5}
-            await self._take_turn(f"{self.path}/resume", body)
+            await self._start_run(f"{self.path}/resume", body)
 
     async def do_disturb(self) -> None:
         """Send a message to a server that fails once."""
@@ -248,9 +248,9 @@ class PageFuzzer:
 
 
 def _find_answer(reply: httpx2.Response, is_streamed: bool) -> Facts:
-    """Return the answer of a turn, or nothing if it failed."""
+    """Return the answer of a run, or nothing if it failed."""
     if not is_streamed:
         return reply.json() if reply.status_code == 200 else {}
     lines = [line for line in reply.text.splitlines() if line.startswith("data:")]
     events = [json.loads(line.removeprefix("data:")) for line in lines]
-    return next((each["turn"] for each in events if each.get("type") == "done"), {})
+    return next((each["reply"] for each in events if each.get("type") == "done"), {})

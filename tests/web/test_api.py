@@ -1,4 +1,4 @@
-"""Tests of the JSON API: conversations, turns, chains, plans and statistics."""
+"""Tests of the JSON API: conversations, runs, chains, plans and statistics."""
 
 import json
 from base64 import b64encode
@@ -24,11 +24,11 @@ def test_conversation_is_created_renamed_and_listed(empty_page: PageServer) -> N
     created = empty_page.post(
         "/api/conversations", title="Sums", tags=["work"], system="Be brief.", ttl=60.0
     )
-    turn = empty_page.post(f"/api/conversations/{created['id']}/turns", text="What is 2+3?")
-    assert turn["text"] == "2+3 = 5."
-    assert turn["plan"]["sent_blocks"] == 1
-    assert turn["usage"]["output_tokens"] > 0
-    assert (turn["model"], turn["status"], turn["healed"]) == ("practice", "completed", [])
+    reply = empty_page.post(f"/api/conversations/{created['id']}/runs", message="What is 2+3?")
+    assert reply["text"] == "2+3 = 5."
+    assert reply["plan"]["sent_blocks"] == 1
+    assert reply["usage"]["output_tokens"] > 0
+    assert (reply["model"], reply["status"], reply["healed"]) == ("practice", "completed", [])
     empty_page.client.patch(f"/api/conversations/{created['id']}", json={"title": "Adding"})
     listed = empty_page.get("/api/conversations")
     assert listed["total"] == 1
@@ -40,46 +40,48 @@ def test_conversation_is_created_renamed_and_listed(empty_page: PageServer) -> N
     assert empty_page.get(f"/api/conversations/{created['id']}") == row
 
 
-def test_turn_settings_are_stored_with_response(page: PageServer) -> None:
+def test_run_settings_are_stored_with_response(page: PageServer) -> None:
     """Settings are sent and shown in the chain, and the last blocks can be read without the others."""
     name = page.create_conversation("What is 2+3?")
     options = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 500, "effort": "low"}
     path = f"/api/conversations/{name}"
-    page.post(f"{path}/turns", text="Hello", reasoning={"summary": "auto"}, **options)
+    page.post(f"{path}/runs", message="Hello", reasoning={"summary": "auto"}, **options)
     first, last = (node["response"] for node in page.get(f"{path}/chain")["nodes"])
     assert first["settings"] == {}
     reasoning = {"summary": "auto", "effort": "low"}
     expected = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 500, "reasoning": reasoning}
     assert last["settings"] == expected
     rejected = page.client.post(
-        f"{path}/turns", json={"text": "Write 100 words", "max_output_tokens": 16}
+        f"{path}/runs", json={"message": "Write 100 words", "max_output_tokens": 16}
     )
     assert (rejected.status_code, rejected.json()["error"]["code"]) == (422, "incomplete")
     blocks = page.get(f"{path}/turns")["blocks"]
     assert page.get(f"{path}/turns", last=3)["blocks"] == blocks[-3:]
 
 
-def test_repeated_turn_on_a_branch_does_not_move_the_head(page: PageServer) -> None:
-    """A turn repeated with its idempotency key returns the stored answer; other text with it is a conflict."""
+def test_repeated_run_on_a_branch_does_not_move_the_head(page: PageServer) -> None:
+    """A run repeated with its idempotency key returns the stored answer; another message with it is a conflict."""
     name = page.create_conversation("First", "Second")
     at = page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
-    path = f"/api/conversations/{name}/turns"
-    first = page.post(path, text="Elsewhere", at=at, key="once")
-    repeated = page.post(path, text="Elsewhere", at=at, key="once")
+    path = f"/api/conversations/{name}/runs"
+    first = page.post(path, message="Elsewhere", at=at, key="once")
+    repeated = page.post(path, message="Elsewhere", at=at, key="once")
     assert (first["stored"], repeated["stored"]) == (False, True)
     assert page.get(f"/api/conversations/{name}")["head"] == first["node"] == repeated["node"]
-    other = page.client.post(path, json={"text": "Something else", "at": at, "key": "once"})
+    other = page.client.post(path, json={"message": "Something else", "at": at, "key": "once"})
     assert other.status_code == 409
 
 
-def test_turn_can_branch_from_any_response(page: PageServer) -> None:
-    """A turn can branch at a response id or a node, and the other branches stay in the chain."""
+def test_run_can_branch_from_any_response(page: PageServer) -> None:
+    """A run can branch at a response id or a node, and the other branches stay in the chain."""
     name = page.create_conversation("First", "Second", "Third")
     first = page.get(f"/api/conversations/{name}/chain")["nodes"][0]
-    path = f"/api/conversations/{name}/turns"
-    by_id = page.post(path, text="How many?", previous_response_id=first["response"]["response_id"])
+    path = f"/api/conversations/{name}/runs"
+    by_id = page.post(
+        path, message="How many?", previous_response_id=first["response"]["response_id"]
+    )
     assert by_id["plan"]["anchor"] == first["response"]["response_id"]
-    by_node = page.post(path, text="What did I say last?", at=first["node"])
+    by_node = page.post(path, message="What did I say last?", at=first["node"])
     chain = page.get(f"/api/conversations/{name}/chain")
     below = [node["node"] for node in chain["nodes"] if node["parent"] == first["node"]]
     assert len(below) == 3
@@ -88,21 +90,23 @@ def test_turn_can_branch_from_any_response(page: PageServer) -> None:
     assert len(chain["nodes"]) == 5
 
 
-def test_turn_can_be_streamed(page: PageServer) -> None:
-    """The stream has the plan, deltas, tool calls as they run and the stored turn; each response is a node."""
+def test_run_can_be_streamed(page: PageServer) -> None:
+    """The stream has the plan, deltas, tool calls as they run and the stored reply; each response is a node."""
     name = page.create_conversation("Hello")
-    path = f"/api/conversations/{name}/turns"
-    with page.client.stream("POST", path, json={"text": "What is 2+3?", "stream": True}) as answer:
+    path = f"/api/conversations/{name}/runs"
+    with page.client.stream(
+        "POST", path, json={"message": "What is 2+3?", "stream": True}
+    ) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = parse_events("".join(answer.iter_text()))
     assert events[0]["type"] == "plan"
     assert "".join(each["delta"] for each in events if each["type"] == "text") == "2+3 = 5."
     assert events[-1]["type"] == "done"
-    assert events[-1]["turn"]["text"] == "2+3 = 5."
+    assert events[-1]["reply"]["text"] == "2+3 = 5."
     assert page.client.get(events[-1]["url"]).status_code == 200
     name = page.create_conversation()
-    path = f"/api/conversations/{name}/turns"
-    body = {"text": "Please call add with a=2 and b=3", "stream": True}
+    path = f"/api/conversations/{name}/runs"
+    body = {"message": "Please call add with a=2 and b=3", "stream": True}
     events = parse_events(page.client.post(path, json=body).text)
     kinds = [each["type"] for each in events]
     assert kinds.count("plan") == 2
@@ -112,26 +116,27 @@ def test_turn_can_be_streamed(page: PageServer) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_answer_has_the_reasoning_text(page: PageServer, *, stream: bool) -> None:
-    """The turn, its event and a stored answer have the reasoning; a provider that hides it gives an empty text."""
-    path = f"/api/conversations/{page.create_conversation()}/turns"
+    """The reply, its event and a stored answer have the reasoning; a provider that hides it gives an empty text."""
+    path = f"/api/conversations/{page.create_conversation()}"
     body = {
-        "text": "Think about two.",
+        "message": "Think about two.",
         "reasoning": {"summary": "auto"},
         "key": "k",
         "stream": stream,
     }
 
     def send(body: dict[str, Any]) -> Any:
-        answer = page.client.post(path, json=body)
-        return parse_events(answer.text)[-1]["turn"] if stream else answer.json()
+        answer = page.client.post(f"{path}/runs", json=body)
+        return parse_events(answer.text)[-1]["reply"] if stream else answer.json()
 
-    turn = send(body)
-    (stored,) = [each for each in page.get(path)["blocks"] if each["kind"] == "reasoning"]
-    assert turn["reasoning"] == "\n\n".join(stored["summary"]) != ""
+    reply = send(body)
+    blocks = page.get(f"{path}/turns")["blocks"]
+    (stored,) = [each for each in blocks if each["kind"] == "reasoning"]
+    assert reply["reasoning"] == "\n\n".join(stored["summary"]) != ""
     again = send(body)
-    assert (again["stored"], again["reasoning"]) == (True, turn["reasoning"])
-    assert send({"text": "Think about three.", "stream": stream})["reasoning"] == ""
-    schema = page.get("/api/openapi.json")["components"]["schemas"]["TurnShape"]
+    assert (again["stored"], again["reasoning"]) == (True, reply["reasoning"])
+    assert send({"message": "Think about three.", "stream": stream})["reasoning"] == ""
+    schema = page.get("/api/openapi.json")["components"]["schemas"]["ReplyShape"]
     assert "reasoning" in schema["required"]
 
 
@@ -142,9 +147,9 @@ def test_past_and_next_plans_are_available(page: PageServer) -> None:
     plan = page.get(f"/api/conversations/{name}/plans/{head}")
     assert plan["sent_blocks"] == 1
     assert plan["explanation"].startswith("Chained on resp_")
-    future = page.get(f"/api/conversations/{name}/plan", text="Third")
+    future = page.get(f"/api/conversations/{name}/plan", message="Third")
     assert (future["sent_blocks"], future["full_blocks"]) == (1, 5)
-    earlier = page.get(f"/api/conversations/{name}/plan", at=plan["anchor"], text="x")
+    earlier = page.get(f"/api/conversations/{name}/plan", at=plan["anchor"], message="x")
     assert earlier["anchor"] == plan["anchor"]
     assert page.client.get(f"/api/conversations/{name}/plans/1").status_code == 404
 
@@ -154,13 +159,13 @@ def test_plans_give_the_reason_for_an_older_anchor(empty_page: PageServer) -> No
     page, name = empty_page, empty_page.create_conversation("First")
     path = f"/api/conversations/{name}"
     page.faults.set("omit_response_id", times=1)
-    unnamed = page.post(f"{path}/turns", text="Second")
+    unnamed = page.post(f"{path}/runs", message="Second")
     words = "the last answer, because it came without an id."
     rejected = [{"response_id": "", "reason": "no_id", "words": words}]
-    plan = page.get(f"{path}/plan", text="Third")
+    plan = page.get(f"{path}/plan", message="Third")
     assert (plan["rejected"], bool(plan["anchor"])) == (rejected, True)
     assert f"Not used: {words}" in plan["explanation"]
-    node = page.post(f"{path}/turns", text="Third")["node"]
+    node = page.post(f"{path}/runs", message="Third")["node"]
     assert page.get(f"{path}/plans/{node}")["rejected"] == rejected
     assert words in page.client.get(f"/conversations/{name}/plans/{node}").text
     card = page.client.get(f"/conversations/{name}/plans/{unnamed['node']}").text
@@ -173,10 +178,10 @@ def test_fork_is_a_separate_conversation(page: PageServer) -> None:
     first = page.get(f"/api/conversations/{name}/chain")["nodes"][0]
     created = page.post(f"/api/conversations/{name}/fork", at=first["node"])
     assert (created["forked_from"], created["forked_at"]) == (name, first["node"])
-    turn = page.post(f"/api/conversations/{created['id']}/turns", text="What did I say first?")
-    assert turn["text"] == 'You said first: "First"'
-    assert turn["plan"]["anchor"] == first["response"]["response_id"]
-    assert page.get(f"/api/conversations/{name}")["head"] != turn["node"]
+    reply = page.post(f"/api/conversations/{created['id']}/runs", message="What did I say first?")
+    assert reply["text"] == 'You said first: "First"'
+    assert reply["plan"]["anchor"] == first["response"]["response_id"]
+    assert page.get(f"/api/conversations/{name}")["head"] != reply["node"]
     path = f"/api/conversations/{name}"
 
     def fork(**at: Any) -> list[Any]:
@@ -219,8 +224,8 @@ def test_conversations_are_filtered_and_sorted(empty_page: PageServer) -> None:
     [
         ("/api/conversations", {"titel": "x"}, 422, "invalid"),
         ("/api/conversations", {"tags": ["a"] * 51}, 422, "invalid"),
-        ("/api/conversations/none/turns", {"text": "x"}, 404, "not_found"),
-        ("/api/conversations/none/turns", {"text": "x", "temperature": 3}, 422, "invalid"),
+        ("/api/conversations/none/runs", {"message": "x"}, 404, "not_found"),
+        ("/api/conversations/none/runs", {"message": "x", "temperature": 3}, 422, "invalid"),
         ("/api/nowhere", {}, 404, "not_found"),
         ("/api/analytics", {}, 405, "not_allowed"),
     ],
@@ -261,16 +266,16 @@ def test_large_bodies_and_answers_are_handled_beside_other_requests(
     monkeypatch.setattr(openapi, "_parse_body", slow_parser)
     monkeypatch.setattr(openapi, "LARGE_BYTES", 1_000)
     picture = "data:image/png;base64," + b64encode(b"\x89PNG" + b"x" * 1_000).decode()
-    turn = {"text": "Look", "attachments": [{"data": picture}]}
-    path = f"/api/conversations/{name}/turns"
+    message = {"message": "Look", "attachments": [{"data": picture}]}
+    path = f"/api/conversations/{name}"
     with ThreadPoolExecutor(1) as threads:
-        sent = threads.submit(page.client.post, path, json=turn)
+        sent = threads.submit(page.client.post, f"{path}/runs", json=message)
         wait_until(slow_parser.started.is_set)
         assert page.client.get("/api/choices").status_code == 200
         slow_parser.may_end.set()
         assert sent.result(TIMEOUT).status_code == 200
         monkeypatch.setattr(openapi, "_encode_answer", slow_encoder)
-        read = threads.submit(page.client.get, path)
+        read = threads.submit(page.client.get, f"{path}/turns")
         wait_until(slow_encoder.started.is_set)
         monkeypatch.setattr(openapi, "_encode_answer", encode)
         assert page.client.get("/api/choices").status_code == 200
@@ -309,7 +314,7 @@ def test_paths_and_methods_without_a_route(page: PageServer) -> None:
 
 
 def test_chains_and_turns_are_read_in_pages(page: PageServer) -> None:
-    """Each page of a chain or a turn has the total count."""
+    """Each page of a chain or a Turn has the total count."""
     name = page.create_conversation("One", "Two", "Three")
     path = f"/api/conversations/{name}"
     complete = page.get(f"{path}/chain")
@@ -332,7 +337,7 @@ def test_api_has_the_data_of_the_page(empty_page: PageServer) -> None:
     path = f"/api/conversations/{name}"
     empty_page.client.patch(path, json={"tags": ["work"]})
     first, second = (node["node"] for node in empty_page.get(f"{path}/chain")["nodes"])
-    other = empty_page.post(f"{path}/turns", text="Three", at=first)["node"]
+    other = empty_page.post(f"{path}/runs", message="Three", at=first)["node"]
     comparison = empty_page.get(f"{path}/compare", left=second, right=other)
     assert comparison["common_count"] == 2
     texts = [(row["kind"], [each["text"] for each in row["left"]]) for row in comparison["rows"]]
@@ -350,20 +355,20 @@ def test_api_has_the_data_of_the_page(empty_page: PageServer) -> None:
 
 
 def test_settings_of_a_conversation_are_changed(empty_page: PageServer) -> None:
-    """Mode, retention and expiry of a conversation are changed for its next turn; null is the default."""
+    """Mode, retention and expiry of a conversation are changed for its next run; null is the default."""
     created = empty_page.post("/api/conversations", mode="stateless", retention=600)
     path = f"/api/conversations/{created['id']}"
     assert (created["mode"], created["retention"], created["ttl"]) == ("stateless", 600, None)
-    empty_page.post(f"{path}/turns", text="My name is Ada.")
+    empty_page.post(f"{path}/runs", message="My name is Ada.")
     changed = empty_page.client.patch(path, json={"mode": None, "ttl": 3600}).json()
     assert (changed["mode"], changed["retention"], changed["ttl"]) == (None, 600, 3600)
-    empty_page.post(f"{path}/turns", text="What is my name?")
-    last = empty_page.post(f"{path}/turns", text="And now?")
+    empty_page.post(f"{path}/runs", message="What is my name?")
+    last = empty_page.post(f"{path}/runs", message="And now?")
     assert last["plan"]["mode"] == "chained"
     assert last["plan"]["anchor"]
     kept = empty_page.client.patch(path, json={"title": None, "retention": None}).json()
     assert (kept["title"], kept["retention"], kept["ttl"]) == ("", None, 3600)
     empty_page.client.patch(path, json={"mode": "stateless"})
-    assert empty_page.post(f"{path}/turns", text="Hello")["plan"]["mode"] == "stateless"
+    assert empty_page.post(f"{path}/runs", message="Hello")["plan"]["mode"] == "stateless"
     for wrong in ({"mode": "private"}, {"retention": -1}, {"ttl": "soon"}, {"head": 1}):
         assert empty_page.client.patch(path, json=wrong).status_code == 422

@@ -21,8 +21,8 @@ def data_url(content: bytes, media_type: str = "image/png") -> str:
 
 
 def send(page: PageServer, name: str, **body: Any) -> Any:
-    """Send a message, check that it succeeded and return the turn."""
-    return page.post(f"/api/conversations/{name}/turns", **body)
+    """Send a message, check that it succeeded and return the reply."""
+    return page.post(f"/api/conversations/{name}/runs", **body)
 
 
 def test_attachments_are_stored_and_served(empty_page: PageServer) -> None:
@@ -32,7 +32,7 @@ def test_attachments_are_stored_and_served(empty_page: PageServer) -> None:
         {"data": data_url(PNG), "filename": "dot.png"},
         {"data": data_url(b"a,b", "text/csv"), "filename": "tästa.csv"},
     ]
-    send(empty_page, name, text="What is this?", attachments=attached)
+    send(empty_page, name, message="What is this?", attachments=attached)
     (question, _) = empty_page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert [part["type"] for part in question["parts"]] == ["text", "image", "file"]
     path = f"/conversations/{name}/attachments/{question['id']}"
@@ -59,7 +59,7 @@ def test_attachments_are_stored_and_served(empty_page: PageServer) -> None:
     assert served.headers["content-type"] == "application/octet-stream"
     name = empty_page.create_conversation()
     large = {"data": data_url(PNG + bytes(20_000))}
-    send(empty_page, name, text='What "is" this?\n\tA \u2028 dot', attachments=[large])
+    send(empty_page, name, message='What "is" this?\n\tA \u2028 dot', attachments=[large])
     (question, _) = empty_page.get(f"/api/conversations/{name}/turns")["blocks"]
     path = f"/conversations/{name}/attachments/{question['id']}/1"
     assert f'src="{path}"' in empty_page.client.get(f"/conversations/{name}").text
@@ -82,8 +82,8 @@ def test_invalid_attachments_are_rejected(page: PageServer) -> None:
         (data_url(bytes(5_000_001)), 400, "limited to 5,000,000 bytes"),
         (data_url(bytes(6_000_000)), 422, "at most"),
     ):
-        body = {"text": "Hello", "attachments": [{"data": data}]}
-        answer = page.client.post(f"/api/conversations/{name}/turns", json=body)
+        body = {"message": "Hello", "attachments": [{"data": data}]}
+        answer = page.client.post(f"/api/conversations/{name}/runs", json=body)
         assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True)
     assert page.get(f"/api/conversations/{name}/chain")["nodes"] == []
 
@@ -91,11 +91,11 @@ def test_invalid_attachments_are_rejected(page: PageServer) -> None:
 def test_edited_message_retains_its_attachments(page: PageServer) -> None:
     """An edited message retains its attachments, and new ones are added."""
     name = page.create_conversation()
-    first = send(page, name, text="What is this?", attachments=[{"data": data_url(PNG)}])
+    first = send(page, name, message="What is this?", attachments=[{"data": data_url(PNG)}])
     (question, _) = page.get(f"/api/conversations/{name}/turns")["blocks"]
     more = [{"data": data_url(b"x", "text/plain"), "filename": "x.txt"}]
     members = {"edit": question["id"], "at": first["node"], "attachments": more}
-    send(page, name, text="And this?", **members)
+    send(page, name, message="And this?", **members)
     (edited, _) = page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert [part["type"] for part in edited["parts"]] == ["text", "image", "file"]
 
@@ -104,14 +104,14 @@ def test_system_prompt_change_stays_chained(page: PageServer) -> None:
     """A new system prompt applies from its message on, stays chained, and is removed by an empty string."""
     created = page.post("/api/conversations", system="Be brief.")
     name = created["id"]
-    first = send(page, name, text="Hello")
-    second = send(page, name, text="What is 2+3?", system="Answer in French.")
+    first = send(page, name, message="Hello")
+    second = send(page, name, message="What is 2+3?", system="Answer in French.")
     assert second["plan"]["anchor"] == first["response_id"]
-    send(page, name, text="Thanks")
+    send(page, name, message="Thanks")
     blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert [block["text"] for block in blocks if block["kind"] == "system"] == ["Answer in French."]
     assert ">\nAnswer in French.</textarea>" in page.client.get(f"/conversations/{name}").text
-    send(page, name, text="And now?", system="")
+    send(page, name, message="And now?", system="")
     blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert "system" not in {block["kind"] for block in blocks}
 

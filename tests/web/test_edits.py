@@ -19,17 +19,17 @@ def test_message_can_be_edited_after_an_earlier_edit(page: PageServer) -> None:
     html = page.client.get(f"/conversations/{name}").text
     assert html.count('data-do="edit"') == 6
     assert '<p class="words" dir="auto">Hello</p>' in html
-    turn = page.post(f"{path}/turns", text="What is 20+3?", edit=rewritten[2]["id"], at=node)
-    assert turn["text"] == "20+3 = 23."
+    reply = page.post(f"{path}/runs", message="What is 20+3?", edit=rewritten[2]["id"], at=node)
+    assert reply["text"] == "20+3 = 23."
     blocks = page.get(f"{path}/turns")["blocks"]
     texts = [block["parts"][0]["text"] for block in blocks if block["kind"] == "user"]
     assert texts == ["Good morning", "What is 20+3?"]
     for block, status in ((blocks[1]["id"], 400), ("blk_none", 404)):
-        answer = page.client.post(f"{path}/turns", json={"text": "x", "edit": block})
+        answer = page.client.post(f"{path}/runs", json={"message": "x", "edit": block})
         assert answer.status_code == status
     html = page.client.get(f"/conversations/{name}").text
     assert '<p class="words" dir="auto">What is 2+3?</p>' in html
-    again = page.post(f"{path}/turns", text="What is 30+3?", edit=blocks[2]["id"])
+    again = page.post(f"{path}/runs", message="What is 30+3?", edit=blocks[2]["id"])
     blocks = page.get(f"{path}/turns")["blocks"]
     assert (again["text"], len(blocks)) == ("30+3 = 33.", 4)
 
@@ -38,7 +38,7 @@ def test_assistant_and_system_messages_can_be_edited(page: PageServer) -> None:
     """System and assistant messages are edited without sending; other blocks cannot be edited."""
     name = page.post("/api/conversations", system="Be brief.")["id"]
     path = f"/api/conversations/{name}"
-    page.post(f"{path}/turns", text="Please call add with a=2 and b=3")
+    page.post(f"{path}/runs", message="Please call add with a=2 and b=3")
     blocks = page.get(f"{path}/turns")["blocks"]
     by_kind = {block["kind"]: block["id"] for block in blocks}
     for kind in ("system", "assistant"):
@@ -60,9 +60,10 @@ def test_other_blocks_of_an_edited_question_are_sent_again(page: PageServer) -> 
         await (await Conversation.open(engine, store=store, id=name)).send("One", "Two", "Three")
 
     page.run(ask)
-    path = f"/api/conversations/{name}/turns"
-    page.post(path, text="2", edit=page.get(path)["blocks"][1]["id"])
-    texts = [block["parts"][0]["text"] for block in page.get(path)["blocks"]]
+    path = f"/api/conversations/{name}"
+    second = page.get(f"{path}/turns")["blocks"][1]["id"]
+    page.post(f"{path}/runs", message="2", edit=second)
+    texts = [block["parts"][0]["text"] for block in page.get(f"{path}/turns")["blocks"]]
     assert texts[:3] == ["One", "2", "Three"]
 
 
@@ -71,18 +72,18 @@ def test_stale_head_is_a_conflict(page: PageServer) -> None:
     name = page.create_conversation("Hello")
     path = f"/api/conversations/{name}"
     old = page.get(path)["head"]
-    page.post(f"{path}/turns", text="Elsewhere", head=old)
+    page.post(f"{path}/runs", message="Elsewhere", head=old)
     before = page.get(f"{path}/chain")
     for action, body in (
-        ("turns", {"text": "Here", "at": old}),
+        ("runs", {"message": "Here", "at": old}),
         ("resume", {"node": old}),
         ("edit", {"block": "blk_none", "text": "x"}),
     ):
         answer = page.client.post(f"{path}/{action}", json={**body, "head": old})
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "head_conflict")
     assert page.get(f"{path}/chain") == before
-    turn = page.post(f"{path}/turns", text="Here", at=old, head=before["head"])
-    assert page.get(path)["head"] == turn["node"]
+    reply = page.post(f"{path}/runs", message="Here", at=old, head=before["head"])
+    assert page.get(path)["head"] == reply["node"]
 
 
 def test_a_conversation_without_a_title_has_one_name(page: PageServer) -> None:

@@ -12,7 +12,7 @@ from kedge.web.service import ConversationService, build_tag_url
 from kedge.web.shapes import overview_status
 from kedge.web.transcript import find_matches
 from web.conftest import TIMEOUT, PageServer, serve_page
-from web.test_runs import start_turn
+from web.test_runs import start_run
 
 
 async def close_deletions(service: ConversationService) -> None:
@@ -29,7 +29,7 @@ def test_deletion_can_be_undone_for_a_time(empty_page: PageServer) -> None:
     assert [row["id"] for row in empty_page.get("/api/conversations")["data"]] == [other]
     assert empty_page.get("/api/conversations", q="private")["total"] == 0
     assert empty_page.get("/api/search", q="private")["data"] == []
-    refused = empty_page.client.post(f"/api/conversations/{name}/turns", json={"text": "Lost"})
+    refused = empty_page.client.post(f"/api/conversations/{name}/runs", json={"message": "Lost"})
     assert refused.status_code == 404
     assert "is about to be deleted" in refused.json()["error"]["message"]
     assert empty_page.post(f"/api/conversations/{name}/restore")["id"] == name
@@ -76,17 +76,17 @@ def test_status_of_conversation(gated: PageServer) -> None:
         return row["status"]
 
     assert status() == "active"
-    run = start_turn(gated, name, "wait for me")
+    run = start_run(gated, name, "wait for me")
     assert status() == "running"
     assert 'class="chip running"' in gated.client.get(f"/conversations/{name}").text
     gated.post(f"/api/conversations/{name}/runs/{run}/stop")
     assert status() == "cancelled"
     assert ">cancelled</span>" in gated.client.get("/").text
     gated.faults.set("status=400", times=1)
-    gated.client.post(f"/api/conversations/{name}/turns", json={"text": "Go on"})
+    gated.client.post(f"/api/conversations/{name}/runs", json={"message": "Go on"})
     assert status() == "failed"
     assert 'class="chip failed"' in gated.client.get(f"/conversations/{name}").text
-    gated.post(f"/api/conversations/{name}/turns", text="And now?")
+    gated.post(f"/api/conversations/{name}/runs", message="And now?")
     assert status() == "active"
 
 
@@ -128,7 +128,7 @@ def test_search_results_link_to_messages(empty_page: PageServer) -> None:
     name = empty_page.create_conversation("Tell me about <b>lighthouses</b>", "And harbours")
     first = empty_page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
     fork = empty_page.post(f"/api/conversations/{name}/fork", at=first)["id"]
-    empty_page.post(f"/api/conversations/{name}/turns", text="And ferries", at=first)
+    empty_page.post(f"/api/conversations/{name}/runs", message="And ferries", at=first)
     hits = empty_page.get("/api/search", q="lighthouses", role="user")["data"]
     assert {hit["conversation"] for hit in hits} == {name, fork}
     refused = empty_page.client.get("/api/search", params={"q": "lighthouses", "role": "humna"})

@@ -37,11 +37,11 @@ def test_conversation_keeps_its_provider(empty_page: PageServer, openai: TestSer
     """The page connects to the conversation's provider by name and records it with the response."""
     name = create_elsewhere(empty_page, "openai:practice")
     sent = len(openai.requests)
-    plan = empty_page.get(f"/api/conversations/{name}/plan", text="What is my name?")
+    plan = empty_page.get(f"/api/conversations/{name}/plan", message="What is my name?")
     assert plan["mode"] == "chained"
     assert plan["sent_blocks"] == 1
-    turn = empty_page.post(f"/api/conversations/{name}/turns", text="What is my name?")
-    assert turn["text"] == "Your name is Ada."
+    reply = empty_page.post(f"/api/conversations/{name}/runs", message="What is my name?")
+    assert reply["text"] == "Your name is Ada."
     assert len(openai.requests) == sent + 1
     *_, last = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]
     assert (last["response"]["provider"], last["response"]["model"]) == ("openai", "practice")
@@ -58,7 +58,7 @@ def test_answers_of_several_models_have_their_names(
     label = '<span class="who">Assistant</span><span class="hint">{}</span>'
     assert label.format("gpt-a") not in empty_page.client.get(path).text
     first = empty_page.get(f"/api{path}")["head"]
-    second = empty_page.post(f"/api{path}/turns", text="What is my name?", model="practice")
+    second = empty_page.post(f"/api{path}/runs", message="What is my name?", model="practice")
     html = empty_page.client.get(path).text
     assert [label.format(model) in html for model in ("gpt-a", "practice")] == [True, True]
     assert [f'class="meta by">{model}<' in html for model in ("gpt-a", "practice")] == [True, True]
@@ -71,7 +71,7 @@ def test_a_plan_that_depends_on_a_probe_says_so(empty_page: PageServer, openai: 
     openai.faults.set("anonymous")
     name = create_elsewhere(empty_page, "openai:practice")
     sent = len(openai.requests)
-    plan = empty_page.get(f"/api/conversations/{name}/plan", text="What is my name?")
+    plan = empty_page.get(f"/api/conversations/{name}/plan", message="What is my name?")
     assert plan["conditional"]
     assert "may change" in plan["explanation"]
     assert len(openai.requests) == sent
@@ -80,13 +80,15 @@ def test_a_plan_that_depends_on_a_probe_says_so(empty_page: PageServer, openai: 
 def test_missing_api_key_is_reported_before_writing(
     empty_page: PageServer, openai: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The turn and the plan are rejected with the reason, and another model can be selected."""
+    """The message and the plan are rejected with the reason, and another model can be selected."""
     name = create_elsewhere(empty_page, "openai:practice")
     monkeypatch.delenv("OPENAI_API_KEY")
     before = count_nodes(empty_page, name)
     path = f"/api/conversations/{name}"
     for stream in (True, False):
-        rejected = empty_page.client.post(f"{path}/turns", json={"text": "Hello", "stream": stream})
+        rejected = empty_page.client.post(
+            f"{path}/runs", json={"message": "Hello", "stream": stream}
+        )
         assert rejected.status_code == 400
         assert "OPENAI_API_KEY" in rejected.json()["error"]["message"]
     assert empty_page.client.get(f"{path}/plan").status_code == 400
@@ -94,17 +96,17 @@ def test_missing_api_key_is_reported_before_writing(
     html = empty_page.client.get(f"/conversations/{name}").text
     assert "data-model-problem" in html
     assert '<option value="">Choose a model</option><option>practice</option>' in html
-    assert empty_page.post(f"{path}/turns", text="What is my name?", model="practice")["text"]
+    assert empty_page.post(f"{path}/runs", message="What is my name?", model="practice")["text"]
     *_, last = empty_page.get(f"{path}/chain")["nodes"]
     assert (last["response"]["provider"], last["response"]["model"]) == ("responses", "practice")
 
 
 def test_stored_address_is_never_used(empty_page: PageServer, kedge_server: TestServer) -> None:
-    """A conversation with another server is shown, but a turn with its model is rejected."""
+    """A conversation with another server is shown, but a message to its model is rejected."""
     address = f"responses:{kedge_server.base_url}#practice"
     name = create_elsewhere(empty_page, address)
     sent = len(kedge_server.requests)
-    rejected = empty_page.client.post(f"/api/conversations/{name}/turns", json={"text": "Hello"})
+    rejected = empty_page.client.post(f"/api/conversations/{name}/runs", json={"message": "Hello"})
     assert rejected.status_code == 400
     assert "not configured on this server" in rejected.json()["error"]["message"]
     assert "not configured on this server" in empty_page.client.get(f"/conversations/{name}").text
@@ -112,17 +114,17 @@ def test_stored_address_is_never_used(empty_page: PageServer, kedge_server: Test
 
 
 def test_unknown_model_is_rejected(empty_page: PageServer) -> None:
-    """An unknown model is rejected for a new conversation and for a turn."""
+    """An unknown model is rejected for a new conversation and for a message."""
     rejected = empty_page.client.post("/api/conversations", json={"model": "gpt-5.1"})
     assert rejected.status_code == 400
     name = empty_page.post("/api/conversations", model="practice")["id"]
     rejected = empty_page.client.post(
-        f"/api/conversations/{name}/turns", json={"text": "Hello", "model": "gpt-5.1"}
+        f"/api/conversations/{name}/runs", json={"message": "Hello", "model": "gpt-5.1"}
     )
     assert rejected.status_code == 400
     assert "there is no model 'gpt-5.1' here" in rejected.json()["error"]["message"]
     assert count_nodes(empty_page, name) == 0
-    assert empty_page.post(f"/api/conversations/{name}/turns", text="Hello")["text"]
+    assert empty_page.post(f"/api/conversations/{name}/runs", message="Hello")["text"]
 
 
 @pytest.mark.parametrize(
@@ -148,6 +150,6 @@ def test_conversation_of_this_server_continues_on_it(
     monkeypatch.delenv("OPENAI_API_KEY")
     sent = len(kedge_server.requests)
     assert "data-model-problem" not in page.client.get(f"/conversations/{name}").text
-    turn = page.post(f"/api/conversations/{name}/turns", text="What is my name?")
-    assert turn["text"] == "Your name is Ada."
+    reply = page.post(f"/api/conversations/{name}/runs", message="What is my name?")
+    assert reply["text"] == "Your name is Ada."
     assert len(kedge_server.requests) == sent

@@ -32,7 +32,7 @@ def known(tmp_path: Path) -> Iterator[Known]:
         session.trust_env = False  # which would look for proxies at each request
         name = page.create_conversation("First", "Second")
         nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
-        page.post(f"/api/conversations/{name}/turns", text="Third", at=nodes[0]["node"])
+        page.post(f"/api/conversations/{name}/runs", message="Third", at=nodes[0]["node"])
         yield page, name, session
 
 

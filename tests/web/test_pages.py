@@ -65,8 +65,8 @@ def test_a_conversation_with_a_slash_in_its_id_can_be_opened(page: PageServer) -
         assert shown.status_code == 200
         assert f'href="/api{path}/export"' in shown.text
         assert page.client.get(f"/api{path}").json()["id"] == name
-        body = {"text": "Hello", "stream": True}
-        last = parse_events(page.client.post(f"/api{path}/turns", json=body).text)[-1]
+        body = {"message": "Hello", "stream": True}
+        last = parse_events(page.client.post(f"/api{path}/runs", json=body).text)[-1]
         assert last["url"].startswith(f"{path}?at=")
         assert page.client.get(last["url"]).status_code == 200
 
@@ -106,8 +106,8 @@ def test_branches_are_compared_after_common_messages(page: PageServer) -> None:
     """Common messages are collapsed, and the messages that differ are marked."""
     name = page.create_conversation("Shared", "Left")
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
-    turn = page.post(f"/api/conversations/{name}/turns", text="Right", at=nodes[0]["node"])
-    query = f"left={nodes[1]['node']}&right={turn['node']}"
+    reply = page.post(f"/api/conversations/{name}/runs", message="Right", at=nodes[0]["node"])
+    query = f"left={nodes[1]['node']}&right={reply['node']}"
     html = page.client.get(f"/conversations/{name}/compare?{query}").text
     assert "<summary>2 messages in common</summary>" in html
     assert "<del>Left</del>" in html
@@ -137,8 +137,8 @@ def test_dashboard_of_an_empty_page(empty_page: PageServer) -> None:
     text = page_text(empty_page.client.get("/dashboard?range=nonsense").text)
     assert "First token \N{EN DASH} no complete streamed answer" in text
     assert "within" not in text
-    body = {"text": "Second", "stream": True}
-    assert empty_page.client.post(f"/api/conversations/{name}/turns", json=body).is_success
+    body = {"message": "Second", "stream": True}
+    assert empty_page.client.post(f"/api/conversations/{name}/runs", json=body).is_success
     assert "median; 95 % within" in page_text(empty_page.client.get("/dashboard").text)
     page_html = empty_page.client.get("/dashboard?range=1h").text
     (revision,) = re.findall(r'data-seen="([^"]+)"', page_html)
@@ -157,8 +157,8 @@ def test_healed_and_lost_responses_are_shown(tmp_path: Path) -> None:
     with serve_page(tmp_path, keep_bodies=True) as page:
         name = page.create_conversation("First")
         page.faults.set("forget_all", times=1)
-        body = {"text": "Second", "stream": True}
-        assert page.client.post(f"/api/conversations/{name}/turns", json=body).is_success
+        body = {"message": "Second", "stream": True}
+        assert page.client.post(f"/api/conversations/{name}/runs", json=body).is_success
         nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
         assert [node["marks"] for node in nodes] == [["lost"], ["resent"], ["full", "head"]]
         lost, rejected, healed = (
@@ -220,7 +220,7 @@ def test_login_form_sets_session_cookie(tmp_path: Path) -> None:
         assert "a-token" not in cookie
         assert client.get("/").status_code == 200
         created = page.post("/api/conversations", title="x")
-        assert page.post(f"/api/conversations/{created['id']}/turns", text="What is 2+3?")["text"]
+        assert page.post(f"/api/conversations/{created['id']}/runs", message="What is 2+3?")["text"]
         assert client.get("/v1/models").status_code == 401
         copied = {"cookie": entered.headers["set-cookie"].partition(";")[0]}
         foreign = client.post("/logout", headers={"origin": "https://evil.example"})

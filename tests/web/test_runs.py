@@ -9,7 +9,7 @@ from for_each import for_each
 from kedge.store import RequestRecord
 from kedge.turns import tool_call, user
 from kedge.web import runs
-from kedge.web.runs import RunRegistry, TurnRun
+from kedge.web.runs import Run, RunRegistry
 from kedge.web.service import ConversationService
 from server.gated_model import GatedModel
 from server.waiting import wait_until
@@ -17,10 +17,10 @@ from web.conftest import PageServer
 from web.test_api import parse_events
 
 
-def start_turn(page: PageServer, name: str, text: str, **members: Any) -> str:
-    """Start a turn, read its first text and close the connection; return the id of its run."""
-    body = {"text": text, "stream": True, **members}
-    path = f"/api/conversations/{name}/turns"
+def start_run(page: PageServer, name: str, message: str, **members: Any) -> str:
+    """Start a run, read its first text and close the connection; return the id of its run."""
+    body = {"message": message, "stream": True, **members}
+    path = f"/api/conversations/{name}/runs"
     with page.client.stream("POST", path, json=body) as answer:
         _read_first_text(answer)
         return answer.headers["x-kedge-run"]
@@ -33,12 +33,12 @@ def _read_first_text(answer: httpx2.Response) -> None:
     raise AssertionError("the stream ended without a text")
 
 
-def test_turn_continues_without_its_client(gated: PageServer, gate: GatedModel) -> None:
+def test_run_continues_without_its_client(gated: PageServer, gate: GatedModel) -> None:
     """After a client disconnects, another client receives all events from the first one on."""
     name = gated.create_conversation()
-    run = start_turn(gated, name, "wait for me")
+    run = start_run(gated, name, "wait for me")
     runs = gated.get(f"/api/conversations/{name}/runs")
-    found = [(each["id"], each["status"], each["text"]) for each in runs["data"]]
+    found = [(each["id"], each["status"], each["message"]) for each in runs["data"]]
     assert found == [(run, "running", "wait for me")]
     assert 'data-do="resume"' not in gated.client.get(f"/conversations/{name}").text
     for path in (f"/api/conversations/{name}/runs/{run}", "/dashboard/live"):
@@ -50,7 +50,7 @@ def test_turn_continues_without_its_client(gated: PageServer, gate: GatedModel) 
     assert "".join(each.get("delta", "") for each in events) == "answer to wait for me"
     assert events[-1]["type"] == "done"
     runs = gated.get(f"/api/conversations/{name}/runs")
-    assert runs == {"head": events[-1]["turn"]["node"], "data": []}
+    assert runs == {"head": events[-1]["reply"]["node"], "data": []}
     assert gate.cancelled == []
 
 
@@ -60,16 +60,16 @@ async def test_finished_runs_are_dropped_above_the_limits(monkeypatch: pytest.Mo
     monkeypatch.setattr(runs, "MAX_FINISHED_EVENTS", 100)
     registry = RunRegistry()
 
-    async def drive(number: int) -> TurnRun:
-        async def work(run: TurnRun) -> dict[str, Any]:
+    async def drive(number: int) -> Run:
+        async def work(run: Run) -> dict[str, Any]:
             for _ in range(number - 1):
                 run.publish({"type": "text"})
             return {}
 
-        async def find_url(_: TurnRun) -> str:
+        async def find_url(_: Run) -> str:
             return ""
 
-        run = registry.start(TurnRun("c", 0, "x"), work, find_url)
+        run = registry.start(Run("c", 0, "x"), work, find_url)
         await run.wait()
         return run
 
@@ -80,11 +80,11 @@ async def test_finished_runs_are_dropped_above_the_limits(monkeypatch: pytest.Mo
     assert len([event async for event in large[-1].follow()]) == 500
 
 
-def test_stopped_turn_stores_partial_answer(gated: PageServer, gate: GatedModel) -> None:
+def test_stopped_run_stores_partial_answer(gated: PageServer, gate: GatedModel) -> None:
     """The partial answer is a node beside the head, not an anchor, and the question can be sent again."""
     name = gated.create_conversation("Hello")
     head = gated.get(f"/api/conversations/{name}")["head"]
-    run = start_turn(gated, name, "wait for me")
+    run = start_run(gated, name, "wait for me")
     path = f"/api/conversations/{name}/runs/{run}"
     assert gated.post(f"{path}/stop")["status"] == "cancelled"
     last = parse_events(gated.client.get(path).text)[-1]
@@ -115,12 +115,12 @@ def test_scheduled_deletion_stops_a_run_and_keeps_its_answer(
 ) -> None:
     """No message follows until the deletion is undone; the partial answer of the run is there then."""
     name = gated.create_conversation()
-    start_turn(gated, name, "wait for it")
+    start_run(gated, name, "wait for it")
     path = f"/api/conversations/{name}"
     assert gated.client.delete(f"{path}?undo=3600").status_code == 204
     wait_until(lambda: gate.cancelled)
     for method, where, body in (
-        ("POST", "turns", {"text": "Again"}),
+        ("POST", "runs", {"message": "Again"}),
         ("POST", "fork", {}),
         ("POST", "resume", {"node": 2}),
         ("POST", "edit", {"block": "b", "text": "x"}),
@@ -136,8 +136,8 @@ def test_scheduled_deletion_stops_a_run_and_keeps_its_answer(
 def test_deleted_conversation_stops_its_run(gated: PageServer, gate: GatedModel) -> None:
     """Deleting a conversation cancels its model call, not that of another one; nothing is written afterwards."""
     name, other = gated.create_conversation(), gated.create_conversation()
-    run = start_turn(gated, name, "wait for me")
-    start_turn(gated, other, "wait for me as well")
+    run = start_run(gated, name, "wait for me")
+    start_run(gated, other, "wait for me as well")
     assert gated.client.delete(f"/api/conversations/{name}").status_code == 204
     events = parse_events(gated.client.get(f"/api/conversations/{name}/runs/{run}").text)
     assert events[-1]["type"] == "cancelled"
@@ -197,14 +197,14 @@ def test_unknown_runs_and_questions_are_rejected(page: PageServer) -> None:
 def test_failed_message_offers_retry_and_edit(empty_page: PageServer) -> None:
     """A failed message is stored, and shown at its position with the reason and the actions retry and edit."""
     name = empty_page.create_conversation("Hello")
-    turns = f"/api/conversations/{name}/turns"
+    path = f"/api/conversations/{name}/runs"
     empty_page.faults.set("status=400", times=1)
-    rejected = empty_page.client.post(turns, json={"text": "Go on"})
+    rejected = empty_page.client.post(path, json={"message": "Go on"})
     assert rejected.status_code == 502
     assert rejected.json()["error"]["message"]
     empty_page.faults.set("status=500")
     failed = parse_events(
-        empty_page.client.post(turns, json={"text": "Go on", "stream": True}).text
+        empty_page.client.post(path, json={"message": "Go on", "stream": True}).text
     )
     assert failed[-1]["type"] == "error"
     empty_page.faults.clear()

@@ -50,11 +50,11 @@ def add_token(page: PageServer, name: str) -> str:
 
 
 def start_run(browser: httpx2.Client) -> tuple[str, str]:
-    """Start a turn whose model waits; return the path of its conversation and that of the run."""
+    """Start a run whose model waits; return the path of its conversation and that of the run."""
     name = browser.post("/api/conversations", json={}).json()["id"]
     path = f"/api/conversations/{name}"
-    body = {"text": "wait for it", "stream": True}
-    with browser.stream("POST", f"{path}/turns", json=body) as answer:
+    body = {"message": "wait for it", "stream": True}
+    with browser.stream("POST", f"{path}/runs", json=body) as answer:
         next(line for line in answer.iter_lines() if '"type":"text"' in line)
         return path, f"{path}/runs/{answer.headers['x-kedge-run']}"
 
@@ -96,7 +96,7 @@ def test_a_request_that_waits_ends_with_its_session(tmp_path: Path) -> None:
         name = browser.post("/api/conversations", json={}).json()["id"]
         path = f"/api/conversations/{name}"
         with open_tab(page, browser) as tab:
-            request = tab.build_request("POST", f"{path}/turns", json={"text": "wait"})
+            request = tab.build_request("POST", f"{path}/runs", json={"message": "wait"})
             with logging_out_later(page, browser, gate):
                 answer = tab.send(request)
         assert answer.status_code == 401

@@ -35,16 +35,16 @@ def test_a_full_disk_is_reported_without_the_path(tmp_path: Path) -> None:
     with serve_page(tmp_path) as page:
         name = page.create_conversation()
         limit_pages(page, 1)
-        path = f"/api/conversations/{name}/turns"
-        answer = page.client.post(path, json={"text": LARGE})
+        path = f"/api/conversations/{name}/runs"
+        answer = page.client.post(path, json={"message": LARGE})
         check_error(answer, tmp_path, "the disk is full; nothing was written")
-        stream = page.client.post(path, json={"text": LARGE, "stream": True})
+        stream = page.client.post(path, json={"message": LARGE, "stream": True})
         assert "the disk is full; nothing was written" in stream.text
         assert str(tmp_path) not in stream.text
         assert page.client.get("/healthz").json()["status"] == "unavailable"
         limit_pages(page, 1_000_000)
         assert page.client.get("/healthz").json() == {"status": "ok"}
-        assert page.post(path, text=LARGE)["node"]
+        assert page.post(path, message=LARGE)["node"]
 
 
 def test_a_replaced_store_is_reported_without_the_path(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_replaced_store_is_reported_without_the_path(tmp_path: Path) -> None:
         for answer in (
             page.client.get(f"/api/conversations/{name}"),
             page.client.post("/api/conversations", json={}),
-            page.client.post(f"/api/conversations/{name}/turns", json={"text": "Hello"}),
+            page.client.post(f"/api/conversations/{name}/runs", json={"message": "Hello"}),
         ):
             check_error(answer, tmp_path, problem)
         html = page.client.get(f"/conversations/{name}")

@@ -62,8 +62,8 @@ class UserPage:
         """Create a conversation, send this text in it and return its id."""
         path = "/api/conversations"
         conversation_id = self.call(name, "POST", path, json={"title": text}).json()["id"]
-        turn = self.call(name, "POST", f"{path}/{conversation_id}/turns", json={"text": text})
-        assert turn.status_code == 200, turn.text
+        answer = self.call(name, "POST", f"{path}/{conversation_id}/runs", json={"message": text})
+        assert answer.status_code == 200, answer.text
         return conversation_id
 
 
@@ -97,7 +97,7 @@ def test_every_route_hides_other_users_data(running: UserPage, other: str) -> No
     assert node
     bodies = {
         "PATCH /api/conversations/{id}": {"title": "stolen"},
-        "POST /api/conversations/{id}/turns": {"text": "hello"},
+        "POST /api/conversations/{id}/runs": {"message": "hello"},
         "POST /api/conversations/{id}/resume": {"node": node},
         "POST /api/conversations/{id}/edit": {"block": "blk", "text": "x"},
         "POST /api/conversations/{id}/fork": {},
@@ -128,8 +128,8 @@ def test_attachments_are_hidden_from_other_users(running: UserPage) -> None:
     path = "/api/conversations"
     name = running.call("alice", "POST", path, json={}).json()["id"]
     data = f"data:text/plain;base64,{base64.b64encode(b'Zanzibar' * 1_000).decode()}"
-    body = {"text": "See", "attachments": [{"data": data, "filename": "secret.txt"}]}
-    running.call("alice", "POST", f"{path}/{name}/turns", json=body)
+    body = {"message": "See", "attachments": [{"data": data, "filename": "secret.txt"}]}
+    running.call("alice", "POST", f"{path}/{name}/runs", json=body)
     question = running.call("alice", "GET", f"{path}/{name}/turns").json()["blocks"][0]
     attachment = f"/conversations/{name}/attachments/{question['id']}/1"
     for url in (attachment, f"/api{attachment}"):
@@ -236,11 +236,11 @@ def test_limits_apply_to_page_and_api(running: UserPage) -> None:
     """Requests above a limit get 429 with headers; tokens of the page's messages count."""
     running.add("dave", requests_per_minute=1_000, tokens_per_minute=5)
     name = running.send("dave", "Hello.")
-    turn = f"/api/conversations/{name}/turns"
+    path = f"/api/conversations/{name}/runs"
 
     def send_until_limited(send: Callable[..., httpx2.Response]) -> httpx2.Response:
         """Send messages until one is rejected, because a new minute may begin between two of them."""
-        answers = (send("POST", turn, json={"text": "Hello."}) for _ in range(20))
+        answers = (send("POST", path, json={"message": "Hello."}) for _ in range(20))
         return next(answer for answer in answers if answer.status_code != 200)
 
     rejected = send_until_limited(partial(running.call, "dave"))
@@ -261,9 +261,9 @@ def test_users_cannot_use_server_api_keys(running: UserPage) -> None:
         return row.id
 
     name = running.page.run(prepare)
-    turn = running.call("alice", "POST", f"/api/conversations/{name}/turns", json={"text": "x"})
-    assert turn.status_code == 400
-    assert "not available to users" in turn.json()["error"]["message"]
+    answer = running.call("alice", "POST", f"/api/conversations/{name}/runs", json={"message": "x"})
+    assert answer.status_code == 400
+    assert "not available to users" in answer.json()["error"]["message"]
 
 
 async def test_revoked_user_cannot_send() -> None:

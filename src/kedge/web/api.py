@@ -1,4 +1,4 @@
-"""The JSON API: conversations, turns, chains, plans and statistics."""
+"""The JSON API: conversations, runs, chains, plans and statistics."""
 
 import math
 from collections.abc import AsyncGenerator, Callable
@@ -24,14 +24,14 @@ from kedge.store.tree import read_tree
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas, send, shapes
 from kedge.web.openapi import ApiCall, Handler, Operation, RequestError, build_openapi
-from kedge.web.runs import TurnRun, flush_requests, load_request
+from kedge.web.runs import Run, flush_requests, load_request
 from kedge.web.transcript import find_matches
 
 F = TypeVar("F", bound=Handler)
 DAY = 86_400.0
 JSONL = "application/jsonl"
 EVENT_STREAM = EventStreamResponse.media_type
-MAX_TURN_BYTES = 14_000_000
+MAX_MESSAGE_BYTES = 14_000_000
 """The maximum size of a request body with a message and its attachments."""
 RUN_HEADER = "x-kedge-run"
 """The header of an event stream with the id of its run."""
@@ -134,7 +134,7 @@ async def search_messages(call: ApiCall, query: schemas.SearchQuery) -> shapes.S
 
 
 @operation("GET", "/api/conversations/{id}/turns", is_large=True)
-async def read_turns(call: ApiCall, query: schemas.PathQuery) -> shapes.TurnPage:
+async def read_turn(call: ApiCall, query: schemas.PathQuery) -> shapes.TurnPage:
     """Read the blocks of a conversation."""
     row = await call.store.conversation(call.id)
     node = await call.store.find_node(row, parse_position(query.at))
@@ -155,20 +155,20 @@ async def read_turns(call: ApiCall, query: schemas.PathQuery) -> shapes.TurnPage
 
 @operation(
     "POST",
-    "/api/conversations/{id}/turns",
+    "/api/conversations/{id}/runs",
     media_type=EVENT_STREAM,
     errors=(409, 502, 503),
-    max_bytes=MAX_TURN_BYTES,
+    max_bytes=MAX_MESSAGE_BYTES,
 )
-async def take_turn(call: ApiCall, body: schemas.NewTurn) -> shapes.TurnShape | Response:
+async def start_run(call: ApiCall, body: schemas.NewRun) -> shapes.ReplyShape | Response:
     """Send a message and get the answer."""
-    return await _answer(await send.start_turn(call.service, call.id, body), stream=body.stream)
+    return await _answer(await send.start_run(call.service, call.id, body), stream=body.stream)
 
 
 @operation(
     "POST", "/api/conversations/{id}/resume", media_type=EVENT_STREAM, errors=(409, 502, 503)
 )
-async def resume_turn(call: ApiCall, body: schemas.NewResume) -> shapes.TurnShape | Response:
+async def resume_run(call: ApiCall, body: schemas.NewResume) -> shapes.ReplyShape | Response:
     """Send a question without an answer again."""
     return await _answer(await send.start_resume(call.service, call.id, body), stream=body.stream)
 
@@ -179,7 +179,7 @@ async def edit_conversation(call: ApiCall, body: schemas.BlockEdit) -> shapes.Ed
     return await send.edit_block(call.service, call.id, body)
 
 
-async def _answer(run: TurnRun, *, stream: bool) -> shapes.TurnShape | Response:
+async def _answer(run: Run, *, stream: bool) -> shapes.ReplyShape | Response:
     if stream:
         return _follow(run)
     await run.wait()
@@ -189,10 +189,10 @@ async def _answer(run: TurnRun, *, stream: bool) -> shapes.TurnShape | Response:
         raise run.error
     if run.status == "failed":
         raise RequestError(500, "bug", "internal error; the log has the details")
-    raise RequestError(409, "cancelled", "the turn was stopped; what it stored is in the chain")
+    raise RequestError(409, "cancelled", "the run was stopped; what it stored is in the chain")
 
 
-def _follow(run: TurnRun) -> EventStreamResponse:
+def _follow(run: Run) -> EventStreamResponse:
     """Return the events of a run from its first one, as server-sent events."""
 
     async def encoded_events() -> AsyncGenerator[bytes]:
@@ -204,7 +204,7 @@ def _follow(run: TurnRun) -> EventStreamResponse:
 
 @operation("GET", "/api/conversations/{id}/runs")
 async def list_runs(call: ApiCall) -> shapes.RunList:
-    """List the running turns."""
+    """List the active runs."""
     row = await call.store.conversation(call.id)
     reject_scheduled(row)
     data = [shapes.RunShape.model_validate(run) for run in call.service.runs.list(row.id)]
@@ -213,19 +213,19 @@ async def list_runs(call: ApiCall) -> shapes.RunList:
 
 @operation("GET", "/api/conversations/{id}/runs/{run}", media_type=EVENT_STREAM)
 async def follow_run(call: ApiCall) -> Response:
-    """Follow the events of a turn."""
+    """Follow the events of a run."""
     return _follow(_find_run(call))
 
 
 @operation("POST", "/api/conversations/{id}/runs/{run}/stop")
 async def stop_run(call: ApiCall) -> shapes.RunShape:
-    """Stop a turn and store the partial answer."""
+    """Stop a run and store the partial answer."""
     run = _find_run(call)
     await run.stop()
     return shapes.RunShape.model_validate(run)
 
 
-def _find_run(call: ApiCall) -> TurnRun:
+def _find_run(call: ApiCall) -> Run:
     run = call.service.runs.get(call.id, call.path["run"])
     if run is None:
         raise NotInStore("there is no such run; it may have ended before the server was started")
@@ -261,12 +261,13 @@ async def read_chain(call: ApiCall, query: schemas.ChainQuery) -> shapes.ChainSh
 
 
 @operation("GET", "/api/conversations/{id}/plan")
-async def plan_turn(call: ApiCall, query: schemas.PlanQuery) -> shapes.PlanShape:
+async def plan_request(call: ApiCall, query: schemas.PlanQuery) -> shapes.PlanShape:
     """Plan the next request without sending it."""
     opened = await call.service.open(call.id, query.at)
     row = opened.conversation.row
     turn = (await call.store.load(row, opened.node)).turn(row.id)
-    turn = turn.append(user(query.text)) if query.text else turn
+    if query.message:
+        turn = turn.append(user(query.message))
     engine, store = opened.conversation.engine, call.store
     options = {"streaming": True, **opened.options}
     options = await add_candidates(engine, store, turn, options, row.retention)

@@ -1,8 +1,8 @@
-"""Background work of the page and the API: turns that continue without a connection, deletions, recorded requests.
+"""Background work of the page and the API: runs that continue without a connection, deletions, recorded requests.
 
 A run is a task that sends one message and publishes events. Any number of clients can follow it from its
 first event, so a page that was reloaded attaches again, and any client can stop it. It ends when its
-turn ends, when it is stopped, when its conversation is deleted, or when the server shuts down.
+answer is complete, when it is stopped, when its conversation is deleted, or when the server shuts down.
 
 A deletion can be undone for a time. The conversation is hidden from lists at once. The time at which it is deleted
 is in the store, by the clock of the database, so that any server on the store deletes it then, also if the server that
@@ -55,20 +55,20 @@ HEARTBEAT_SECONDS = 15.0
 
 
 @dataclass(eq=False)
-class TurnRun:
+class Run:
     """One run: its events so far, its status and, at its end, its result.
 
     Args:
         conversation: The id of the conversation.
         at: The node before the question.
-        text: The message that is sent, for display.
+        message: The message that is sent, for display.
         question: The node of the question, if it is stored already.
         newest: The newest node of the tree before the run.
     """
 
     conversation: str
     at: int
-    text: str
+    message: str
     question: int = 0
     newest: int = 0
     id: str = field(default_factory=lambda: new_id("run"))
@@ -111,18 +111,18 @@ class TurnRun:
         await self.wait()
 
 
-Work = Callable[[TurnRun], Awaitable[EventDict]]
-FindUrl = Callable[[TurnRun], Awaitable[str]]
+Work = Callable[[Run], Awaitable[EventDict]]
+FindUrl = Callable[[Run], Awaitable[str]]
 
 
 class RunRegistry:
     """The runs of a server: all running ones, and the last finished ones."""
 
     def __init__(self) -> None:
-        self._running: dict[str, TurnRun] = {}
-        self._finished: deque[TurnRun] = deque()
+        self._running: dict[str, Run] = {}
+        self._finished: deque[Run] = deque()
 
-    def start(self, run: TurnRun, work: Work, find_url: FindUrl) -> TurnRun:
+    def start(self, run: Run, work: Work, find_url: FindUrl) -> Run:
         """Start a run.
 
         Args:
@@ -134,11 +134,11 @@ class RunRegistry:
         run.task = asyncio.create_task(self._drive(run, work, find_url))
         return run
 
-    def list(self, conversation: str) -> list[TurnRun]:
+    def list(self, conversation: str) -> list[Run]:
         """Return the running runs of a conversation, in the order of their start."""
         return [run for run in self._running.values() if run.conversation == conversation]
 
-    def get(self, conversation: str, run_id: str) -> TurnRun | None:
+    def get(self, conversation: str, run_id: str) -> Run | None:
         """Return a run of a conversation, running or finished."""
         runs = (*self._running.values(), *self._finished)
         return next((r for r in runs if (r.id, r.conversation) == (run_id, conversation)), None)
@@ -149,7 +149,7 @@ class RunRegistry:
             if conversation in (None, run.conversation):
                 await run.stop()
 
-    async def _drive(self, run: TurnRun, work: Work, find_url: FindUrl) -> None:
+    async def _drive(self, run: Run, work: Work, find_url: FindUrl) -> None:
         """Run the work; the last event is ``done``, ``cancelled`` or ``error``."""
         try:
             run.finish("done", {"type": "done", **await work(run)})
@@ -169,7 +169,7 @@ class RunRegistry:
                 run.finish("cancelled", {"type": "cancelled", "url": ""})
             self._retain(run)
 
-    def _retain(self, run: TurnRun) -> None:
+    def _retain(self, run: Run) -> None:
         """Retain a finished run, and drop the oldest ones above the limits."""
         self._finished.append(run)
         events = sum(each.log.next_number for each in self._finished)

@@ -116,7 +116,7 @@ class PlanQuery(QueryParams):
     """A position, and a message to plan for."""
 
     at: Name = ""
-    text: Name = Field("", description="The message to plan for.")
+    message: Name = Field("", description="The message to plan for.")
 
 
 class RangeQuery(QueryParams):
@@ -203,17 +203,17 @@ class RequestSettings(RequestBody):
     )
 
 
-class NewTurn(RequestSettings):
+class NewRun(RequestSettings):
     """A message to send. It continues from the head, or from the given position on a new branch."""
 
-    text: Text = Field(min_length=1)
+    message: Text = Field(min_length=1)
     attachments: list[NewAttachment] = Field(
         default_factory=list[NewAttachment], max_length=MAX_ATTACHMENTS
     )
     previous_response_id: Name | None = Field(None, description="A response to branch from.")
     at: Number | None = Field(None, description="A node to branch from.")
     edit: Name | None = Field(
-        None, description="A block on the path to `at` that the text replaces."
+        None, description="A block on the path to `at` that the message replaces."
     )
     key: Name = Field("", description="Idempotency key: the same key runs once.")
     stream: bool = False

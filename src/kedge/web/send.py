@@ -1,4 +1,4 @@
-"""Start runs: send a message in a conversation and publish the events of the turn, or start a workflow.
+"""Start runs: send a message in a conversation and publish its events, or start a workflow.
 
 Attachments are parts of the blocks of a conversation, so they are deleted with it. Lists read only the beginning of
 a block, and the page loads images from separate URLs, so that neither reads the content of attachments.
@@ -39,7 +39,7 @@ from kedge.store.tree import iter_block_ranges, path_to, read_tree
 from kedge.turns.attachments import split_data_url
 from kedge.web import schemas
 from kedge.web.openapi import RequestError
-from kedge.web.runs import TurnRun
+from kedge.web.runs import Run
 from kedge.web.service import EDITED_KEY, ConversationService, OpenConversation, read_instructions
 from kedge.web.shapes import EditShape, WorkflowShape, shape_plan, shape_reply
 from kedge.workflows.roles import new_workflow_id
@@ -47,8 +47,8 @@ from kedge.workflows.roles import new_workflow_id
 OpenStream = Callable[[], ConversationStream]
 
 
-async def start_turn(service: ConversationService, name: str, body: schemas.NewTurn) -> TurnRun:
-    """Start a run that sends a message; the head moves when the answer arrives, so a failed turn does not change it.
+async def start_run(service: ConversationService, name: str, body: schemas.NewRun) -> Run:
+    """Start a run that sends a message; the head moves when the answer arrives, so a failed run does not change it.
 
     Raises:
         KedgeError: The position to continue from, or the model that answers there, is not available; nothing was
@@ -63,16 +63,16 @@ async def start_turn(service: ConversationService, name: str, body: schemas.NewT
         check_head(opened, body.head)
     options = {"key": body.key, **_build_options(body, opened)}
     node, keep = opened.node if at else None, None
-    blocks: list[turns.Block] = [turns.user([body.text, *parts])]
+    blocks: list[turns.Block] = [turns.user([body.message, *parts])]
     if body.edit is not None:
-        edit = partial(_edit_user_block, text=body.text, added=parts)
+        edit = partial(_edit_user_block, text=body.message, added=parts)
         blocks, node, keep = await _edit_question(service, opened, body.edit, edit)
     stream = partial(opened.conversation.stream, *blocks, at=node, keep=keep, **options)
-    return _start_run(service, opened, stream, body.text, node)
+    return _add_run(service, opened, stream, body.message, node)
 
 
 async def _find_position_before(
-    service: ConversationService, opened: OpenConversation, body: schemas.NewTurn, at: str
+    service: ConversationService, opened: OpenConversation, body: schemas.NewRun, at: str
 ) -> str:
     """Return the position at which a message was sent before with the same key, if it has been answered since.
 
@@ -108,7 +108,7 @@ async def _find_edited(
     return ""
 
 
-async def start_resume(service: ConversationService, name: str, body: schemas.NewResume) -> TurnRun:
+async def start_resume(service: ConversationService, name: str, body: schemas.NewResume) -> Run:
     """Start a run that sends a stored question again.
 
     Raises:
@@ -121,12 +121,12 @@ async def start_resume(service: ConversationService, name: str, body: schemas.Ne
         raise NotInStore(f"node {body.node} is not a question; pass the node of a question")
     options = {"restart": body.restart, **_build_options(body, opened)}
     stream = partial(opened.conversation.stream_resume, body.node, **options)
-    text = opened.tree.questions.get(body.node, "")
-    return _start_run(service, opened, stream, text, question.parent, body.node)
+    message = opened.tree.questions.get(body.node, "")
+    return _add_run(service, opened, stream, message, question.parent, body.node)
 
 
 def _build_options(
-    settings: schemas.NewTurn | schemas.NewResume, opened: OpenConversation
+    settings: schemas.NewRun | schemas.NewResume, opened: OpenConversation
 ) -> dict[str, Any]:
     """Return the options of a request; each provider's engine maps their names."""
     members = {"reasoning", "temperature", "top_p", "max_output_tokens"}
@@ -240,34 +240,34 @@ async def edit_block(service: ConversationService, name: str, body: schemas.Bloc
     return EditShape(conversation=conversation.id, node=node.id)
 
 
-def _start_run(
+def _add_run(
     service: ConversationService,
     opened: OpenConversation,
     open_stream: OpenStream,
-    text: str,
+    message: str,
     at: int | None,
     question: int = 0,
-) -> TurnRun:
+) -> Run:
     """Start a run that sends a message after a node, by default the head; it continues if the client disconnects."""
     newest = max((node.id for node in opened.tree.nodes), default=0)
     at = opened.node if at is None else at
-    run = TurnRun(opened.conversation.id, at, text, question, newest)
-    send, find_url = partial(_run_turn, open_stream), partial(_find_unfinished, service)
+    run = Run(opened.conversation.id, at, message, question, newest)
+    send, find_url = partial(_publish_events, open_stream), partial(_find_unfinished, service)
     return service.runs.start(run, send, find_url)
 
 
-async def _run_turn(open_stream: OpenStream, run: TurnRun) -> dict[str, Any]:
+async def _publish_events(open_stream: OpenStream, run: Run) -> dict[str, Any]:
     """Send a message and publish the events; return the members of the last one."""
     async with open_stream() as stream:
         async for event in stream:
             if encoded := _encode_event(event):
                 run.publish(encoded)
     run.reply = reply = stream.reply
-    turn = shape_reply(reply).model_dump(mode="json")
-    return {"url": _node_url(run, reply.node), "turn": turn}
+    encoded = shape_reply(reply).model_dump(mode="json")
+    return {"url": _node_url(run, reply.node), "reply": encoded}
 
 
-async def _find_unfinished(service: ConversationService, run: TurnRun) -> str:
+async def _find_unfinished(service: ConversationService, run: Run) -> str:
     """Return the URL of the last node that an unfinished run stored; empty if it stored none."""
     try:
         tree = await read_tree(service.store, await service.store.conversation(run.conversation))
@@ -281,7 +281,7 @@ async def _find_unfinished(service: ConversationService, run: TurnRun) -> str:
     return _node_url(run, last) if last else ""
 
 
-def _node_url(run: TurnRun, node: int) -> str:
+def _node_url(run: Run, node: int) -> str:
     return f"/conversations/{quote(run.conversation, safe='')}?at={node}"
 
 
@@ -380,7 +380,7 @@ MAX_WORKFLOWS = 200
 """The maximum number of workflows in a list."""
 
 
-async def start_workflow(service: ConversationService, body: schemas.NewWorkflow) -> TurnRun:
+async def start_workflow(service: ConversationService, body: schemas.NewWorkflow) -> Run:
     """Start a workflow, and return when it is stored.
 
     Raises:
@@ -390,15 +390,15 @@ async def start_workflow(service: ConversationService, body: schemas.NewWorkflow
     check_workflow(body)
     for model in (body.model, body.judge_model, *(side.model for side in body.sides)):
         service.models.check_name(model)
-    run = TurnRun(new_workflow_id(), 0, body.question)
+    run = Run(new_workflow_id(), 0, body.question)
 
     def on_event(event: object) -> None:
         run.publish({"type": "progress", "event": type(event).__name__})
 
-    async def find_url(run: TurnRun) -> str:
+    async def find_url(run: Run) -> str:
         return f"/workflows/{run.conversation}"
 
-    async def work(run: TurnRun) -> dict[str, Any]:
+    async def work(run: Run) -> dict[str, Any]:
         await _build_workflow(service, body, run.conversation, on_event)
         return {"url": await find_url(run)}
 
@@ -467,7 +467,7 @@ def _mark_interrupted(
     return replace(workflow, status="interrupted") if is_over else workflow
 
 
-def find_workflow_run(service: ConversationService, name: str) -> TurnRun:
+def find_workflow_run(service: ConversationService, name: str) -> Run:
     """Return the run of a workflow.
 
     Raises:

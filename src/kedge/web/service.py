@@ -1,4 +1,4 @@
-"""The service layer of the page and the API: reading conversations and opening them for a turn.
+"""The service layer of the page and the API: reading conversations and opening them for a run.
 
 Every view is read in a few queries; requests to a model are in ``send``. Every request is answered by the service of
 its caller, with the store and the runs of one user.
@@ -38,7 +38,7 @@ from kedge.web.plan_card import (
     mark_blocks,
     pair_edits,
 )
-from kedge.web.runs import DeletionQueue, RunRegistry, TurnRun
+from kedge.web.runs import DeletionQueue, Run, RunRegistry
 from kedge.web.schemas import FILE_TYPES, IMAGE_TYPES, ListQuery
 from kedge.web.shapes import overview_status
 from kedge.web.transcript import ExchangeView, MessageViews, find_pending, split_exchanges
@@ -220,7 +220,7 @@ class ConversationService:
         return max(below)
 
     async def _load_unanswered(
-        self, row: ConversationRow, tree: trees.StoredTree, node: int, runs: Sequence[TurnRun]
+        self, row: ConversationRow, tree: trees.StoredTree, node: int, runs: Sequence[Run]
     ) -> list[ExchangeView]:
         """Load the questions below a node that have no complete answer and are not running."""
         exchanges: list[ExchangeView] = []

@@ -159,7 +159,7 @@ class PlanShape(ApiModel):
     explanation: str
 
 
-class TurnShape(ApiModel):
+class ReplyShape(ApiModel):
     """The answer to a message and its node."""
 
     conversation: str
@@ -196,18 +196,18 @@ class EditShape(ApiModel):
 
 
 class RunShape(ApiModel):
-    """A turn that is running or has ended."""
+    """A message that is being answered, or was."""
 
     id: str
     conversation: str
     at: int = Field(description="The node that it continues from.")
-    text: str
+    message: str
     status: Literal["running", "done", "failed", "cancelled"]
     started_at: float
 
 
 class RunList(ApiModel):
-    """The running turns of a conversation, and its current head."""
+    """The active runs of a conversation, and its current head."""
 
     head: int
     data: list[RunShape]
@@ -454,9 +454,9 @@ def iter_notes(row: RequestRecord) -> Iterable[str]:
         yield f"Left out: {pluralize(len(row.omitted), 'block')} of reasoning or compaction."
 
 
-def shape_reply(reply: "Reply") -> TurnShape:
+def shape_reply(reply: "Reply") -> ReplyShape:
     """Return the form of a reply."""
-    return TurnShape.of(reply, plan=shape_plan(reply.plan) if reply.plan else None)
+    return ReplyShape.of(reply, plan=shape_plan(reply.plan) if reply.plan else None)
 
 
 def overview_status(summary: ConversationSummary, now: float) -> str:

@@ -128,7 +128,7 @@ class ExchangeView:
     question: int = 0
     status: str = "pending"
     has_progress: bool = False
-    """Whether a part of the turn, such as the results of tools, is stored."""
+    """Whether a part of the answer, such as the results of tools, is stored."""
 
     @cached_property
     def asked(self) -> tuple[MessageView, ...]:

@@ -37,9 +37,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
         name = page.create_conversation("Hello", "What is 2+3?", "Please call add with a=2 and b=3")
         path = f"/api/conversations/{name}"
         chain = page.get(f"{path}/chain")
-        turn = page.post(f"{path}/turns", text="Other", at=chain["nodes"][0]["node"])
+        reply = page.post(f"{path}/runs", message="Other", at=chain["nodes"][0]["node"])
         page.faults.set("status=400", times=1)
-        page.client.post(f"{path}/turns", json={"text": "This fails"})
+        page.client.post(f"{path}/runs", json={"message": "This fails"})
         code = page.create_conversation(blocks=[assistant(f"```python\n{CODE}```")])
         steps = [{"name": "sum", "prompt": "What is 1+1?"}]
         workflow = page.post("/api/workflows", kind="steps", steps=steps)["id"]
@@ -47,7 +47,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
             assert page.client.post(
                 "/v1/responses", json={"model": "practice", "input": "Hi"}
             ).is_success
-        compared = f"left={turn['node']}&right={chain['head']}"
+        compared = f"left={reply['node']}&right={chain['head']}"
         path = f"/conversations/{name}"
         paths = {
             **{name: f"/{name}" for name in ("dashboard", "workflows", "requests", "login")},
@@ -57,7 +57,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
             "error": "/nowhere",
             "conversation": path,
             "code": f"/conversations/{code}",
-            "plan": f"{path}/plans/{turn['node']}",
+            "plan": f"{path}/plans/{reply['node']}",
             "compare": f"{path}/compare?{compared}",
             "workflow": f"/workflows/{workflow}",
         }

@@ -59,7 +59,7 @@ def test_stale_tab_asks_before_moving_the_head(open_tab: OpenTab, page: PageServ
     name = page.create_conversation("Hello")
     tab = open_tab(page, f"/conversations/{name}")
     tab.get_by_label("Your message").fill("From the first tab")
-    page.post(f"/api/conversations/{name}/turns", text="From elsewhere")
+    page.post(f"/api/conversations/{name}/runs", message="From elsewhere")
     head = page.get(f"/api/conversations/{name}")["head"]
     expect(tab.get_by_text("was continued in another tab")).to_be_visible()
     tab.get_by_role("button", name="Continue from here on a new branch").click()

@@ -186,7 +186,7 @@ def test_pages_fit_a_narrow_screen(page: PageServer, open_tab: OpenTab) -> None:
     messages = "What is 2+3?", "Please call add with a=2 and b=3", "x" * 300
     name = page.create_conversation(*messages, blocks=[user("Hello"), *called], tags=["t" * 300])
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
-    page.post(f"/api/conversations/{name}/turns", text="Other", at=nodes[0]["node"])
+    page.post(f"/api/conversations/{name}/runs", message="Other", at=nodes[0]["node"])
     compare = f"left={nodes[1]['node']}&right={nodes[-1]['node']}"
     paths = ("/", "/dashboard", "/workflows", "/requests", f"/conversations/{name}")
     for path in (*paths, f"/conversations/{name}/compare?{compare}"):

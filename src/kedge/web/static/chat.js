@@ -32,12 +32,12 @@ export async function send(form) {
   const grid = document.querySelector("[data-conversation]");
   area.value = "";
   resize(area);
-  const body = { text, stream: true };
+  const body = { message: text, stream: true };
   if (grid.dataset.chosen) body.at = Number(grid.dataset.chosen);
   addSettings(body);
   const attached = takeAttachments();
   if (attached.length) body.attachments = attached;
-  if (await start(grid.dataset.conversation, "turns", body, text)) restoreDraft(text, attached);
+  if (await start(grid.dataset.conversation, "runs", body, text)) restoreDraft(text, attached);
 }
 
 // Put a message that was not sent back into the composer, before what was written meanwhile.
@@ -183,9 +183,9 @@ export function edit(button, unsaved, problem) {
     if (dialog.returnValue === "save") save(button, text);
     if (dialog.returnValue !== "send") return;
     const grid = document.querySelector("[data-conversation]");
-    const body = { text, stream: true, edit: button.dataset.block, at: Number(button.dataset.at) };
+    const body = { message: text, stream: true, edit: button.dataset.block, at: Number(button.dataset.at) };
     addSettings(body);
-    const failure = await start(grid.dataset.conversation, "turns", body, text, button.closest("[data-exchange]"));
+    const failure = await start(grid.dataset.conversation, "runs", body, text, button.closest("[data-exchange]"));
     if (failure) edit(button, text, failure);
   });
   dialog.showModal();
@@ -214,14 +214,14 @@ export function attach() {
   const grid = document.querySelector("[data-run]");
   if (!grid || followed) return;
   const path = `${base(grid.dataset.conversation)}/runs/${encodeURIComponent(grid.dataset.run)}`;
-  follow(addExchange(grid.dataset.runText), () => request("GET", path));
+  follow(addExchange(grid.dataset.runMessage), () => request("GET", path));
 }
 
 function base(conversation) {
   return `/api/conversations/${encodeURIComponent(conversation)}`;
 }
 
-// Start a turn; returns the problem if nothing was stored.
+// Start a run; returns the problem if nothing was stored.
 function start(conversation, action, body, text, replaced) {
   return follow(addExchange(text, replaced), () => request("POST", `${base(conversation)}/${action}`, body));
 }

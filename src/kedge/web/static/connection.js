@@ -47,7 +47,7 @@ async function poll() {
   } else if (grid && state && !isRunning()) {
     const known = grid.dataset.runs.split(" ");
     const isNew = state.data.some((run) => run.id === grid.dataset.run || !known.includes(run.id));
-    if (isNew) await visit(location.href).catch(() => {}); // a turn was started in another tab
+    if (isNew) await visit(location.href).catch(() => {}); // a run was started in another tab
     else if (!state.data.length) document.querySelector("[data-other-run]")?.remove();
   }
   if (grid && state && !isRunning() && !state.data.length) showStale(state.head);
