@@ -11,8 +11,8 @@ from openai import InternalServerError, OpenAI
 from engines.fake_server import serve_handler
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from kedge.chaining import AnchorIndex, ChainReport, MemoryIndex, chain, chain_report
+from kedge.chaining.chainer import Chainer
 from kedge.chaining.client import _find_chainer  # pyright: ignore[reportPrivateUsage]
-from kedge.chaining.exchange import Chainer
 from kedge.chaining.observer import ResponseObserver
 from kedge.evidence.server_evidence import BASE_COOLDOWN
 from normalization import normalize_items

@@ -26,10 +26,12 @@ from kedge._internal.json_text import decode
 from kedge._internal.large_json import LARGE_BYTES
 from kedge._internal.responsive import TimeSlice, compute
 from kedge._internal.urls import check_path
-from kedge.chaining.exchange import Chainer, Exchange, is_idempotency_key, limit_codings
+from kedge.chaining.chainer import Chainer
 from kedge.chaining.index import AnchorIndex, StoreIndex
 from kedge.chaining.observer import ResponseObserver
+from kedge.chaining.program_request import ProgramRequest
 from kedge.chaining.report import ChainedRequest, ChainReport
+from kedge.chaining.request_headers import is_idempotency_key, limit_codings
 from kedge.errors import EngineError, InvalidType, RequestRefused, ServerFailed, StreamTooLarge
 from kedge.evidence.server_evidence import Trust
 from kedge.observe import get_logger
@@ -46,8 +48,8 @@ PROBE_SECONDS = 10.0
 _PATH = "/responses"
 _REBUILT = (b"content-length", b"accept-encoding")
 """Headers that depend on the body, or on the compressions that can be read."""
-EXCHANGE = "kedge.exchange"
-"""The request extension that is set to the exchange, if the request has it."""
+PROGRAM_REQUEST = "kedge.program_request"
+"""The request extension that is set to the `ProgramRequest`, if the HTTP request has it."""
 USER = "kedge.user"
 """The request extension with the user for whom a proxy sends a request; users do not share anchors."""
 RETAINED_BYTES = "kedge.retained_bytes"
@@ -115,9 +117,12 @@ def chain(
     if store is not None:
         chainer.index = chainer.opened = StoreIndex(store)
     if previous is not None:
-        chainer.report, chainer.report.on_request = previous.report, on_request
+        chainer.report = previous.report
+        chainer.report.on_request = on_request
     unchain(client)
-    _replace_transports(http_client, lambda each: ChainedTransport(each, chainer, library))
+    _replace_transports(
+        http_client, lambda transport: ChainedTransport(transport, chainer, library)
+    )
     return client
 
 
@@ -135,7 +140,10 @@ def unchain(client: ClientT) -> ClientT:
     http_client, _ = _get_http_client(client)
     chainer = _find_chainer(http_client)
     _replace_transports(
-        http_client, lambda each: each.wrapped if isinstance(each, ChainedTransport) else each
+        http_client,
+        lambda transport: (
+            transport.wrapped if isinstance(transport, ChainedTransport) else transport
+        ),
     )
     if chainer is not None and chainer.opened is not None:
         chainer.opened.close()
@@ -198,7 +206,9 @@ class ChainedTransport:
     wrapped: Any = None
 
     def __init__(self, wrapped: Any, chainer: Chainer, library: Any) -> None:
-        self.wrapped, self.chainer, self.library = wrapped, chainer, library
+        self.wrapped = wrapped
+        self.chainer = chainer
+        self.library = library
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.wrapped, name)
@@ -213,16 +223,18 @@ class ChainedTransport:
 
 
 class _Operations:
-    """The operations of a transport; those of a synchronous one never wait.
+    """The operations of a transport; a synchronous transport never waits.
 
     Args:
-        chained: The transport, with that which sends requests.
+        chained: The transport of the client.
         is_async: Whether it is asynchronous.
     """
 
     def __init__(self, chained: ChainedTransport, *, is_async: bool) -> None:
-        self.transport, self.chainer = chained.wrapped, chained.chainer
-        self.library, self._is_async = chained.library, is_async
+        self.transport = chained.wrapped
+        self.chainer = chained.chainer
+        self.library = chained.library
+        self._is_async = is_async
         self._time_slice = TimeSlice()
 
     async def send(self, request: Any) -> Any:
@@ -230,7 +242,7 @@ class _Operations:
             return await self.transport.handle_async_request(request)
         return self.transport.handle_request(request)
 
-    def open(self, stream: Any) -> Any:
+    def iterate(self, stream: Any) -> Any:
         return aiter(stream) if self._is_async else iter(stream)
 
     async def read(self, chunks: Any) -> bytes | None:
@@ -278,18 +290,18 @@ async def send(io: _Operations, request: Any) -> Any:
     """Send a request and, if its anchor is rejected or ignored, the original one."""
     if not isinstance(request.stream, io.library.ByteStream):
         return await io.send(request)
-    begin = partial(_begin, io.chainer, request)
+    examine = partial(_examine, io.chainer, request)
     problem = "a request could not be examined and is sent as written"
     size = int(request.headers.get("content-length") or 0)
-    exchange = await io.call(partial(_try, problem, begin), size)
-    if exchange is None:
+    program_request = await io.call(partial(_try, problem, examine), size)
+    if program_request is None:
         return await io.send(request)
     try:
-        if exchange.needs_probe:
-            await _probe(io, request, exchange)
-        return await _attempt(io, request, exchange) or await _attempt(io, request, exchange)
+        if program_request.needs_probe:
+            await _probe(io, request, program_request)
+        return await _send_and_heal(io, request, program_request)
     except BaseException as error:  # the request failed or was cancelled
-        end = partial(exchange.end, early=True, problem=type(error).__name__)
+        end = partial(program_request.end, early=True, problem=type(error).__name__)
         _try("a response could not be recorded", end)
         raise
 
@@ -303,64 +315,45 @@ def _try(problem: str, work: Callable[[], T]) -> T | None:
         return None
 
 
-def _begin(chainer: Chainer, request: Any) -> Exchange | None:
-    exchange = chainer.begin(
+def _examine(chainer: Chainer, request: Any) -> ProgramRequest | None:
+    program_request = chainer.examine(
         request.method,
         str(request.url),
         dict(request.headers.items()),  # with lower-case names
         b"".join(request.stream),
         request.extensions.get(USER, ""),
     )
-    if EXCHANGE in request.extensions:
-        request.extensions[EXCHANGE] = exchange
-    if exchange is not None:
-        exchange.retained_bytes = request.extensions.get(RETAINED_BYTES, 0)
-    return exchange
+    if PROGRAM_REQUEST in request.extensions:
+        request.extensions[PROGRAM_REQUEST] = program_request
+    if program_request is not None:
+        program_request.retained_bytes = request.extensions.get(RETAINED_BYTES, 0)
+    return program_request
 
 
-async def _probe(io: _Operations, request: Any, exchange: Exchange) -> None:
+async def _probe(io: _Operations, request: Any, program_request: ProgramRequest) -> None:
     """Request the items that the server stores for the anchor; errors are not passed to the program."""
     try:
-        found = await exchange.probe(_ProbeSource(io, request))
-        await io.call(partial(exchange.record_probe, found))
+        audit = await program_request.probe(_ProbeSource(io, request))
+        await io.call(partial(program_request.record_probe, audit))
     except Exception:
         log.exception("the server could not be probed")
-        exchange.distrust()
+        program_request.distrust()
 
 
 class _ProbeSource:
     """A source of JSON below the URL of a request, with its credentials."""
 
     def __init__(self, io: _Operations, request: Any) -> None:
-        self._io, self._request = io, request
+        self._io = io
+        self._request = request
 
     async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
-        request = self._request
         check_path(path)
-        url = request.url.copy_with(path=request.url.path.rstrip("/") + path.removeprefix(_PATH))
-        headers = [(k, v) for k, v in request.headers.multi_items() if _describes_account(k)]
-        limits: dict[str, Any] = request.extensions.get("timeout") or {}
-        timeout = {
-            step: min(limits.get(step) or PROBE_SECONDS, PROBE_SECONDS)
-            for step in ("connect", "read", "write", "pool")
-        }
-        probe = type(request)(
-            method.upper(),
-            url.copy_merge_params(query) if query else url,
-            headers=[*headers, ("Accept-Encoding", "identity")],
-            extensions={"timeout": timeout},
-        )
+        probe = self._build_request(method, path, query)
         try:
             response = await self._io.send(probe)
             try:
-                if (status := response.status_code) != 200:
-                    raise RequestRefused(f"HTTP {status}", status=status)
-                limit, body = self._io.chainer.max_response_bytes, bytearray()
-                chunks = self._io.open(response.stream)
-                while (chunk := await self._io.read(chunks)) is not None:
-                    body += chunk
-                    if len(body) > limit:
-                        raise StreamTooLarge("response", limit)
+                body = await self._read_body(response)
             finally:
                 await self._io.close(response)
         except EngineError:
@@ -368,6 +361,41 @@ class _ProbeSource:
         except Exception as error:
             raise ServerFailed("the server could not be reached") from error
         return decode(body)
+
+    def _build_request(self, method: str, path: str, query: dict[str, Any]) -> Any:
+        request = self._request
+        url = request.url.copy_with(path=request.url.path.rstrip("/") + path.removeprefix(_PATH))
+        if query:
+            url = url.copy_merge_params(query)
+        headers = [
+            (name, value)
+            for name, value in request.headers.multi_items()
+            if _describes_account(name)
+        ]
+        limits: dict[str, Any] = request.extensions.get("timeout") or {}
+        timeout = {
+            step: min(limits.get(step) or PROBE_SECONDS, PROBE_SECONDS)
+            for step in ("connect", "read", "write", "pool")
+        }
+        return type(request)(
+            method.upper(),
+            url,
+            headers=[*headers, ("Accept-Encoding", "identity")],
+            extensions={"timeout": timeout},
+        )
+
+    async def _read_body(self, response: Any) -> bytearray:
+        status = response.status_code
+        if status != 200:
+            raise RequestRefused(f"HTTP {status}", status=status)
+        limit = self._io.chainer.max_response_bytes
+        body = bytearray()
+        chunks = self._io.iterate(response.stream)
+        while (chunk := await self._io.read(chunks)) is not None:
+            body += chunk
+            if len(body) > limit:
+                raise StreamTooLarge("response", limit)
+        return body
 
 
 def _describes_account(header: str) -> bool:
@@ -380,9 +408,17 @@ def _describes_account(header: str) -> bool:
     )
 
 
-async def _attempt(io: _Operations, request: Any, exchange: Exchange) -> Any:
+async def _send_and_heal(io: _Operations, request: Any, program_request: ProgramRequest) -> Any:
+    """Send the rewritten request and, if that was in vain, the one that the program wrote."""
+    response = await _attempt(io, request, program_request)
+    if response is None:
+        response = await _attempt(io, request, program_request)
+    return response
+
+
+async def _attempt(io: _Operations, request: Any, program_request: ProgramRequest) -> Any:
     """Send once, and return the response, or None if the original request must be sent instead."""
-    response = await io.send(_rebuild(io.library, request, exchange.content))
+    response = await io.send(_rebuild(io.library, request, program_request.content))
     if response.has_redirect_location:  # no answer; the client may send another request
         return response
     # A transport may return a response whose body was read already; then it is not read again.
@@ -392,12 +428,13 @@ async def _attempt(io: _Operations, request: Any, exchange: Exchange) -> Any:
     if is_read:
         headers.pop("content-encoding", None)
     try:
-        observer = await io.call(partial(exchange.observe, response.status_code, headers))
-        body = _make_stream_class(io.library)(io, source, exchange, observer)
+        observer = await io.call(partial(program_request.observe, response.status_code, headers))
+        body = _make_stream_class(io.library)(io, source, program_request, observer)
         await body.hold(complete=is_read)
         if observer.verdict == "resend":
             await io.close(response)
-            await io.call(partial(_try, "a lost response could not be recorded", exchange.heal))
+            problem = "a lost response could not be recorded"
+            await io.call(partial(_try, problem, program_request.heal))
             return None
     except BaseException:
         await io.close(response)
@@ -418,10 +455,17 @@ class _ObservedBody:
     """A response body: first the chunks that were held back, then the rest as they arrive."""
 
     def __init__(
-        self, io: _Operations, source: Any, exchange: Exchange, observer: ResponseObserver
+        self,
+        io: _Operations,
+        source: Any,
+        program_request: ProgramRequest,
+        observer: ResponseObserver,
     ) -> None:
-        self._io, self._source, self._exchange, self._observer = io, source, exchange, observer
-        self._chunks = io.open(source)
+        self._io = io
+        self._source = source
+        self._program_request = program_request
+        self._observer = observer
+        self._chunks = io.iterate(source)
         self._held = deque[bytes]()
         self._size = 0
         self._error: Exception | None = None
@@ -439,7 +483,7 @@ class _ObservedBody:
                 self._error = error
                 return
             if chunk is None:
-                self._exchange.body = b"".join(self._held)
+                self._program_request.body = b"".join(self._held)
                 await self._end()
                 return
             self._held.append(chunk)
@@ -460,7 +504,9 @@ class _ObservedBody:
             return self._held.popleft()
         if self._error is not None:
             raise self._error
-        chunk = None if self._exchange.body is not None else await self._io.read(self._chunks)
+        chunk = None
+        if self._program_request.body is None:
+            chunk = await self._io.read(self._chunks)
         if chunk is not None:
             await self._feed(chunk)
         if chunk is None or self._observer.is_complete:
@@ -485,8 +531,8 @@ class _ObservedBody:
             await self._io.close(self._source)
 
     async def _end(self, *, early: bool = False) -> None:
-        if not self._exchange.is_finished:
-            work = partial(self._exchange.end, early=early)
+        if not self._program_request.is_finished:
+            work = partial(self._program_request.end, early=early)
             await self._io.call(partial(_try, "a response could not be recorded", work), self._size)
 
 

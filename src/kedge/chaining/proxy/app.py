@@ -33,8 +33,8 @@ from kedge._internal.large_json import LARGE_BYTES
 from kedge._internal.responsive import TimeSlice, compute
 from kedge._internal.urls import BaseUrl, parse_base_url
 from kedge.chaining import AnchorIndex, StoreIndex, chain, chain_report
-from kedge.chaining.client import EXCHANGE, RETAINED_BYTES, USER
-from kedge.chaining.exchange import Exchange
+from kedge.chaining.client import PROGRAM_REQUEST, RETAINED_BYTES, USER
+from kedge.chaining.program_request import ProgramRequest
 from kedge.chaining.proxy.access import (
     PLAN_KEY,
     TOKEN_HEADER,
@@ -292,39 +292,41 @@ class _Proxy:
             content=body,
             extensions={
                 USER: caller.namespace if caller else "",
-                EXCHANGE: None,
+                PROGRAM_REQUEST: None,
                 RETAINED_BYTES: store.body_bytes if store and store.keep_bodies else 0,
             },
         )
         if has_limit:  # its token counts are read on the way
             outgoing.headers["accept-encoding"] = "identity"
         incoming = await self._send(request, outgoing, body_read)
-        exchange: Exchange | None = outgoing.extensions[EXCHANGE]
+        program_request: ProgramRequest | None = outgoing.extensions[PROGRAM_REQUEST]
         if isinstance(incoming, Response):
             used = estimate.input if incoming.status_code == CLIENT_GONE else 0
             await self._policy.settle(reserved, used, caller)
-            self._record(exchange, incoming, caller)
+            self._record(program_request, incoming, caller)
             return incoming
         # An error whose body was examined is passed on decoded.
         decoded = {b"content-encoding", b"content-length"} if incoming.is_stream_consumed else ()
         headers = _filter_headers(incoming.headers.raw, decoded)
         if incoming.is_redirect:
             headers = self._localize_redirect(str(url), headers)
-        if exchange is not None and exchange.pending is None:
-            request.scope[PLAN_KEY] = _format_plan(exchange)
+        if program_request is not None and program_request.pending is None:
+            request.scope[PLAN_KEY] = _format_plan(program_request)
             headers.append((PLAN_HEADER, request.scope[PLAN_KEY].encode()))
         # A response that is fetched was counted before, except for the result of a background response.
-        is_metered = has_limit and (is_new or exchange is not None)
+        is_metered = has_limit and (is_new or program_request is not None)
         content_type = incoming.headers.get("content-type", "")
         encoding = "" if decoded else incoming.headers.get("content-encoding", "")
         usage = UsageReader(content_type, estimate.input, encoding) if is_metered else None
 
         async def end() -> None:
-            self._record(exchange, response, caller)
+            self._record(program_request, response, caller)
             if usage is not None:
                 await self._policy.settle(reserved, usage.finish(), caller)
 
-        response = _PassedOn(incoming, exchange.body if exchange else None, usage, end)
+        response = _PassedOn(
+            incoming, program_request.body if program_request else None, usage, end
+        )
         response.raw_headers = headers
         return response
 
@@ -379,19 +381,20 @@ class _Proxy:
             watcher.cancel()
 
     def _record(
-        self, exchange: Exchange | None, response: Response, caller: AccessToken | None
+        self, program_request: ProgramRequest | None, response: Response, caller: AccessToken | None
     ) -> None:
         """Store the records of a finished request for the page of its user."""
-        if self._recorder is None or exchange is None:
+        if self._recorder is None or program_request is None:
             return
-        for record, content, received in exchange.sent:
-            members: dict[str, Any] = {**asdict(record), "response": bytes(received)}
+        for sent in program_request.ended:
+            members: dict[str, Any] = asdict(sent.record)
+            members["response"] = bytes(sent.response_start)
             # The client gets the last response, or an error of the proxy.
-            if record is exchange.sent[-1][0]:
+            if sent is program_request.ended[-1]:
                 members["status"] = response.status_code
                 if not isinstance(response, _PassedOn):
                     members["response"] = bytes(response.body)
-            row = ProxiedRequest(upstream=str(self._upstream), request=content, **members)
+            row = ProxiedRequest(upstream=str(self._upstream), request=sent.body, **members)
             self._recorder.add(row, caller.namespace if caller else "")
 
     async def forward_socket(self, socket: WebSocket) -> None:
@@ -664,11 +667,11 @@ def _list_headers(response: HandshakeResponse) -> list[tuple[bytes, bytes]]:
     return _filter_headers(headers, HANDSHAKE_ANSWER)
 
 
-def _format_plan(exchange: Exchange) -> str:
-    sizes = f"sent={len(exchange.content)}; full={len(exchange.original)}"
-    reason = exchange.healed or exchange.reason
-    is_refused = exchange.observer is not None and exchange.observer.is_refused
-    label = send_label("" if exchange.anchor_id else reason, is_refused=is_refused)
+def _format_plan(program_request: ProgramRequest) -> str:
+    sizes = f"sent={len(program_request.content)}; full={len(program_request.original)}"
+    reason = program_request.healed or program_request.reason
+    is_refused = program_request.observer is not None and program_request.observer.is_refused
+    label = send_label("" if program_request.anchor_id else reason, is_refused=is_refused)
     return f"{label}; {sizes}{f'; reason={reason}' if reason else ''}"
 
 
