@@ -293,7 +293,9 @@ def test_results_are_not_written_to_a_database(
 )
 async def test_invalid_limits_are_rejected(batch: dict[str, Any], limit: str, value: Any) -> None:
     """A limit of another type, or below its minimum, is rejected: -1 is not one request or token per minute."""
-    with pytest.raises(InvalidSetting, match=f"{limit} must be an integer of at least"):
+    with pytest.raises(
+        InvalidSetting, match=f"{limit} must be (int, not str|an integer of at least)"
+    ):
         await run_batch([BatchLine("a", ("Hi",))], **{**batch, limit: value})
 
 

@@ -150,5 +150,8 @@ async def test_other_values_are_rejected(place: Any) -> None:
         add_token,
     ]
     for use in uses:
-        with pytest.raises(InvalidSetting, match="store must be a Store, an address or the path"):
+        with pytest.raises(
+            InvalidSetting,
+            match=r"store must be (Store or str or PathLike|a Store, an address or the path)",
+        ):
             await use(place)

@@ -306,7 +306,7 @@ async def test_wrong_limits_are_rejected(store: Store) -> None:
             analyze_conversations(store, limit=limit),
         ):
             with pytest.raises(
-                InvalidSetting, match=r"must be (an integer of at least 0|less than)"
+                InvalidSetting, match=r"must be (int, not|an integer of at least 0|less than)"
             ):
                 await attempt
     assert await store.conversations(limit=0) == []

@@ -1,13 +1,20 @@
 """The contract of a store, identical for every database."""
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from for_each import for_each
 from kedge import Conversation, assistant, image, user
-from kedge.errors import HeadConflict, InvalidSetting, InvalidTurn, KeyReused, NotInStore
+from kedge.errors import (
+    HeadConflict,
+    InvalidSetting,
+    InvalidTurn,
+    InvalidType,
+    KeyReused,
+    NotInStore,
+)
 from kedge.planning import ConversationState, TokenCounts, get_state
 from kedge.store import RequestRecord, Store, conversations
 from kedge.store.database.transactions import Tx
@@ -298,7 +305,7 @@ async def test_times_that_no_database_can_compare_are_rejected(store: Store, tim
         lambda: store.search("word", until=time),
         lambda: store.schedule_delete(row, time),
     ):
-        with pytest.raises(InvalidSetting, match="must be a finite time"):
+        with pytest.raises(InvalidSetting, match=r"must be (a finite time|float)"):
             await call()
 
 
@@ -317,22 +324,37 @@ async def test_tags_of_an_iterator_are_kept(store: Store, monkeypatch: pytest.Mo
 
 
 async def test_missing_rows_raise(store: Store) -> None:
-    """An unknown conversation, a node of another one and what cannot be the number of a node raise `NotInStore`."""
+    """An unknown conversation, a node of another one and numbers that no node has raise `NotInStore`."""
     row, _ = await create_conversation(store, 0)
     _, (root,) = await create_conversation(store, 0)
-    for name in ("conv_nothing", cast("Any", None)):
-        with pytest.raises(NotInStore, match=f"there is no conversation {name!r}"):
-            await store.conversation(name)
-    numbers: list[Any] = [root.id, 10**6, 1.5, True, -1, 10**30, str(row.head), "9" * 5000]
+    with pytest.raises(NotInStore, match="there is no conversation 'conv_nothing'"):
+        await store.conversation("conv_nothing")
+    numbers = (root.id, 10**6, -1, 10**30)
     for at in numbers:
         for call in (store.load, store.node, store.path, store.children, store.newest_below):
             with pytest.raises(NotInStore, match="there is no node"):
                 await call(row, at)
         with pytest.raises(NotInStore):
             await store.fork(row, at)
-    for at in [*numbers, "", cast("Any", None)]:
+    for position in (*numbers, str(row.head), "9" * 5000, ""):
         with pytest.raises(NotInStore, match="no node"):
-            await store.find_node(row, at)
+            await store.find_node(row, position)
+
+
+async def test_positions_of_a_wrong_type_are_named(store: Store) -> None:
+    """What is no number of a node is an error that names the argument."""
+    row, _ = await create_conversation(store, 0)
+    wrong: list[Any] = [1.5, True, str(row.head)]
+    for at in wrong:
+        for call in (store.load, store.node, store.path, store.children, store.newest_below):
+            with pytest.raises(InvalidType, match="node must be int"):
+                await call(row, at)
+        with pytest.raises(InvalidType, match="at must be int"):
+            await store.fork(row, at)
+
+
+def test_positions_are_parsed() -> None:
+    """A text is the number of a node, unless it is too long for one."""
     assert [parse_position(text) for text in ("", "head", "7", "9" * 101)] == [
         *("head", "head", 7, "9" * 101)
     ]

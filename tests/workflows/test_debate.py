@@ -116,7 +116,7 @@ async def test_winner_must_be_a_side(store: Store, scripted: Any, connected: Any
         ("ab", "sides must be a list of Side, not str"),
         (None, "sides must be a list of Side, not NoneType"),
         (5, "sides must be a list of Side, not int"),
-        (["tea", "coffee"], "each of sides must be Side, not str"),
+        (["tea", "coffee"], "sides must be a list of Side, not a list of str"),
     ):
         with pytest.raises(InvalidSetting, match=message):
             await debate("?", wrong, judge=lambda arguments: "tea", store=store)

@@ -248,7 +248,7 @@ async def test_invalid_arguments_are_rejected(store: Store, scripted: Any, conne
     engine = connected(scripted())
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"rounds": 0}, "rounds must be an integer of at least 1, not 0"),
-        ({"rounds": 1.5}, "rounds must be an integer of at least 1, not 1.5"),
+        ({"rounds": 1.5}, "rounds must be int, not float"),
         ({"judge": 3}, "or a ModelJudge, not int"),
         ({"task": user("Hello")}, "task must be str, not UserBlock"),
         ({"again": None}, "again must be str, not NoneType"),

@@ -140,12 +140,12 @@ async def test_invalid_pipeline_is_rejected_before_sending(store: Store) -> None
         ("ab", "pipeline must be a list of Step, not str"),
         (None, "pipeline must be a list of Step, not NoneType"),
         (5, "pipeline must be a list of Step, not int"),
-        (["a"], "each of pipeline must be Step, not str"),
+        (["a"], "pipeline must be a list of Step, not a list of str"),
     ):
         with pytest.raises(InvalidSetting, match=message):
             await steps(wrong, **place)
     for wrong in ([1], "ab", [("a", "b")]):
-        with pytest.raises(InvalidSetting, match="inputs: expected a mapping"):
+        with pytest.raises(InvalidSetting, match="inputs must be a mapping or None"):
             await steps([Step("a", "x")], inputs=wrong, **place)
     with pytest.raises(InvalidSetting, match=r"inputs\.day: a value of type date is not JSON"):
         await steps([Step("a", "{day}")], inputs={"day": date(2026, 1, 2)}, **place)

@@ -11,9 +11,9 @@ value in place of a Turn or block raises ``InvalidTurn``.
 """
 
 import collections.abc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial, wraps
-from inspect import Parameter, iscoroutinefunction, signature
+from inspect import Parameter, Signature, iscoroutinefunction, signature
 from itertools import chain
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
@@ -23,17 +23,6 @@ from typing_extensions import is_protocol
 from kedge.errors import InvalidTurn, InvalidType, describe_type
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-CHECKED_ELSEWHERE = frozenset(
-    {
-        *("at", "attempts", "before", "concurrency", "engine", "id", "inputs", "judge"),
-        *("limit", "messages", "middlewares", "mode", "name", "node", "offset", "on_event"),
-        *("pipeline", "prompts", "requests_per_minute", "retention", "rounds", "sides", "since"),
-        *("source", "store", "tags", "tokens_per_minute", "ttl", "until"),
-    }
-)
-"""Parameters whose values are checked in one place for all functions, with errors that say more than their type."""
 
 
 class _Kind(NamedTuple):
@@ -59,52 +48,70 @@ def checked(function: F) -> F:
     Returns:
         The function, which raises ``InvalidType``, or ``InvalidTurn`` for a value in place of a Turn or block.
     """
-
-    @cache
-    def get_checker() -> (
-        _ArgumentChecker
-    ):  # made by the first call: most functions are never called
-        return _ArgumentChecker(function)
-
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        get_checker().check(args, kwargs)
-        return function(*args, **kwargs)
-
-    @wraps(function)
-    async def run_async(*args: Any, **kwargs: Any) -> Any:
-        get_checker().check(args, kwargs)
-        return await function(*args, **kwargs)
-
-    return cast("F", run_async if iscoroutinefunction(function) else run)
+    return checked_except()(function)
 
 
-class _ArgumentChecker:
-    """The kinds that the parameters of a function accept."""
+def checked_except(*names: str) -> Callable[[F], F]:
+    """Return a decorator like ``checked``, for a function that checks some of its arguments itself.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        parameters = signature(function).parameters.values()
-        self.kinds = {
-            each.name: () if each.name in CHECKED_ELSEWHERE else list_kinds(each.annotation)
-            for each in parameters
-        }
-        self.positional = [
-            each.name
-            for each in parameters
-            if each.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-        ]
-        further = [each.name for each in parameters if each.kind is Parameter.VAR_POSITIONAL]
-        self.further = further[0] if further else ""
+    Args:
+        *names: The parameters of which the function's own errors say more than their types.
+    """
 
-    def check(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Raise an error for the first argument of a wrong type."""
-        for name, value in zip(self.positional, args, strict=False):
-            check_kind(name, value, self.kinds[name])
-        if self.further:
-            for value in args[len(self.positional) :]:
-                check_kind(self.further, value, self.kinds[self.further])
-        for name, value in kwargs.items():
-            check_kind(name, value, self.kinds.get(name, ()))
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            _check_call(_read_parameters(function, names), args, kwargs)
+            return function(*args, **kwargs)
+
+        @wraps(function)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            _check_call(_read_parameters(function, names), args, kwargs)
+            return await function(*args, **kwargs)
+
+        return cast("F", run_async if iscoroutinefunction(function) else run)
+
+    return decorate
+
+
+def _check_call(
+    parameters: "_Parameters", args: Sequence[object], kwargs: Mapping[str, object]
+) -> None:
+    """Raise an error for the first argument of a call that has a wrong type."""
+    try:
+        arguments = parameters.signature.bind(*args, **kwargs).arguments
+    except TypeError:  # the call itself raises an error that names the function
+        return
+    for name, value in arguments.items():
+        values = value if name == parameters.variadic else (value,)
+        for each in values:
+            check_kind(name, each, parameters.kinds.get(name, ()))
+
+
+class _Parameters(NamedTuple):
+    """The parameters of a function, and what they accept."""
+
+    signature: Signature
+    kinds: Mapping[str, _Kinds]
+    """The kinds of values of each parameter that is checked."""
+    variadic: str
+    """The parameter for any number of positional arguments; empty if there is none."""
+
+
+@cache
+def _read_parameters(function: Callable[..., Any], unchecked: tuple[str, ...]) -> _Parameters:
+    """Return the parameters of a function; only its first call reads them: most functions are never called."""
+    parsed = signature(function)
+    kinds: dict[str, _Kinds] = {}
+    variadic = ""
+    for parameter in parsed.parameters.values():
+        is_options = parameter.kind is Parameter.VAR_KEYWORD  # which ``check_members`` checks
+        if is_options or parameter.name in unchecked:
+            continue
+        kinds[parameter.name] = list_kinds(parameter.annotation)
+        if parameter.kind is Parameter.VAR_POSITIONAL:
+            variadic = parameter.name
+    return _Parameters(parsed, kinds, variadic)
 
 
 def check_members(values: Mapping[str, object], form: type) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import anyio
 
-from kedge._internal.argument_types import check_fields, checked
+from kedge._internal.argument_types import check_fields, checked_except
 from kedge._internal.arguments import check_count, check_positive_int, validate_seconds
 from kedge._internal.display import make_title
 from kedge.batch.files import (
@@ -297,7 +297,7 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
-@checked
+@checked_except("prompts")
 async def run_batch(
     prompts: str | Path | Sequence[BatchLine],
     out: str | Path,

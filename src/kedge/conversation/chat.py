@@ -13,7 +13,7 @@ from typing import Any, Generic, Unpack
 from msgspec import structs
 from typing_extensions import TypeForm, TypeVar
 
-from kedge._internal.argument_types import checked
+from kedge._internal.argument_types import checked_except
 from kedge._internal.event_loops import AsyncResource, SyncFacade, delegate, wrap_method
 from kedge.compaction import CompactionResult, TurnCompacted, compact_turn
 from kedge.conversation.chat_state import (
@@ -213,7 +213,7 @@ class Chat(AsyncResource):
         ```
     """
 
-    @checked
+    @checked_except("engine")
     def __init__(
         self,
         engine: Engine | str,

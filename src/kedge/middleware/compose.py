@@ -22,7 +22,6 @@ from typing import Any, TypedDict, Unpack, cast
 
 from msgspec import structs
 
-from kedge._internal.argument_types import checked
 from kedge.compaction import Compactor
 from kedge.engines.base import Engine, Events, Middleware, Request, find_filters
 from kedge.engines.request_options import ContentFilter, ContentFilters, ResendLimit, TurnProbe
@@ -44,7 +43,6 @@ FILTERED_BY = "guard"
 """The reported name of changes by content filters."""
 
 
-@checked
 def with_middleware(engine: Engine, *middlewares: Middleware) -> Engine:
     """Wrap an engine in middleware.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
-from kedge._internal.argument_types import checked
+from kedge._internal.argument_types import checked_except
 from kedge.engines.base import Events, Middleware, Request
 from kedge.errors import KedgeError
 from kedge.events import Event, ResponseStarted
@@ -21,7 +21,7 @@ from kedge.observe import TRACE, Logger, get_logger
 from kedge.turns import Turn
 
 
-@checked
+@checked_except("name")
 def log(name: str = "kedge.run") -> Middleware:
     """Log the events of each run.
 
@@ -85,7 +85,7 @@ def describe_event(event: Event) -> tuple[int, str, dict[str, Any]]:
 ResponseIdCallback = Callable[[str], Awaitable[object] | object]
 
 
-@checked
+@checked_except("name")
 def on_response_started(callback: ResponseIdCallback) -> Middleware:
     """Call a function with the id of each response as soon as the server has started it.
 

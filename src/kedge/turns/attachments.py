@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Literal, cast
 
-from kedge._internal.argument_types import checked
+from kedge._internal.argument_types import checked_except
 from kedge.errors import InvalidTurn
 from kedge.turns.frozen_json import FrozenMap
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part
@@ -41,7 +41,7 @@ MAX_SHOWN_URL = 80
 _URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]+:", re.IGNORECASE)  # C:\ is a path
 
 
-@checked
+@checked_except("source")
 def image(
     source: str | bytes | LocalPath,
     *,
@@ -79,7 +79,7 @@ def image(
     return ImagePart(check_url(source, "image"), detail)
 
 
-@checked
+@checked_except("source")
 def file(
     source: str | bytes | LocalPath,
     *,
@@ -119,7 +119,7 @@ def file(
     return FilePart(data=source, filename=filename or _default_filename(source))
 
 
-@checked
+@checked_except("source")
 def audio(
     source: str | bytes | LocalPath, *, media_type: str = "", max_bytes: int = MAX_FILE_BYTES
 ) -> OpaquePart:

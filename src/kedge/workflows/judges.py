@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import msgspec
 
-from kedge._internal.argument_types import checked
-from kedge._internal.arguments import check_number, check_positive_int, list_arguments
+from kedge._internal.argument_types import checked_except
+from kedge._internal.arguments import check_number, check_positive_int
 from kedge._internal.display import make_title
 from kedge._internal.event_loops import await_value
 from kedge.conversation import Conversation
@@ -86,7 +86,7 @@ The answer was changed:
 Does it meet the rubric now?"""
 
 
-@checked
+@checked_except("judge", "on_event")
 async def refine(
     task: str,
     *,
@@ -241,7 +241,7 @@ DebateJudgeFunction = Callable[[tuple[DebateArgument, ...]], RulingValue | Await
 DebateJudge = ModelJudge | DebateJudgeFunction
 
 
-@checked
+@checked_except("judge", "on_event")
 async def debate(
     question: str,
     sides: Sequence[Side],
@@ -276,7 +276,6 @@ async def debate(
         WorkflowFailed: A side or the judge gave no usable answer.
     """
     check_positive_int("rounds", rounds)
-    sides = list_arguments("sides", Side, sides)
     _validate_debate(sides, judge)
     stored_spec = {
         "question": question,

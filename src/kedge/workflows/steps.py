@@ -8,8 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
-from kedge._internal.argument_types import checked
-from kedge._internal.arguments import list_arguments
+from kedge._internal.argument_types import checked_except
 from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema, to_output_schema
 from kedge.engines.output_schema import SchemaMismatch
@@ -31,7 +30,7 @@ from kedge.workflows.roles import Role, WorkflowRun
 STEPS_ROLE = "steps"
 
 
-@checked
+@checked_except("on_event")
 async def steps(
     pipeline: Sequence[Step],
     *,
@@ -64,7 +63,6 @@ async def steps(
         InvalidWorkflow: A step or an input is invalid.
         WorkflowFailed: An answer did not match its schema.
     """
-    pipeline = list_arguments("pipeline", Step, pipeline)
     _validate_pipeline(pipeline, inputs or {})
     values = dict(inputs or {})
     forms = [
