@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.table import Row, compare_cpu, cpu_seconds
 from kedge.presentation.layout import compute_layout
-from kedge.presentation.response_graph import GraphNode, Totals, build_response_graph
+from kedge.presentation.response_tree import Totals, TreeNode, build_response_graph
 from kedge.providers import connect
 from kedge.server.settings import Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
@@ -55,10 +55,10 @@ def run() -> list[Row]:
 
 def _measure_layout() -> list[Row]:
     rng = random.Random(1)
-    nodes = [GraphNode(1, sums=Totals(1, 10, 1, 2))]
+    nodes = [TreeNode(1, sums=Totals(1, 10, 1, 2))]
     for number in range(2, RESPONSES + 1):
         parent = nodes[-1] if rng.random() < 0.8 else rng.choice(nodes[-40:])
-        nodes.append(GraphNode(number, parent.id, f"Question {number}", sums=Totals(1, 10, 1, 2)))
+        nodes.append(TreeNode(number, parent.id, f"Question {number}", sums=Totals(1, 10, 1, 2)))
     encoded = json.dumps([[each.id, each.parent, each.label, [1, 10, 1, 2]] for each in nodes])
     selected = nodes[-1].id
     layout = compute_layout(nodes, selected)

@@ -21,7 +21,7 @@ from kedge.errors import EngineError, ServerFailed
 from kedge.events.run import RequestPlanned
 from kedge.observe import reset, snapshot
 from kedge.observe.logs import get_fields
-from kedge.presentation.response_graph import build_response_graph
+from kedge.presentation.response_tree import build_response_tree
 from kedge.store import RequestRecord, Store
 from kedge.store.tree import read_tree
 from kedge.testing import TestServer
@@ -174,7 +174,7 @@ async def test_a_failed_response_is_told_from_a_failed_poll(store: Store, failed
 async def read_graph(conversation: Conversation) -> list[tuple[int, str, object]]:
     """Return what the graph of a conversation shows."""
     store = conversation.store
-    graph = build_response_graph(await read_tree(store, conversation.row), store.clock())
+    graph = build_response_tree(await read_tree(store, conversation.row), store.clock())
     return [(each.id, each.label, each.marks) for each in graph.nodes]
 
 

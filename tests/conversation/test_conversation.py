@@ -21,7 +21,7 @@ from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
 from kedge.middleware import BaseMiddleware, block, find_open_calls, guard, redact, retry
 from kedge.planning import get_state
-from kedge.presentation.response_graph import build_response_graph
+from kedge.presentation.response_tree import build_response_tree
 from kedge.store import Node, Store
 from kedge.store.tree import read_tree
 from kedge.testing import TestServer
@@ -952,7 +952,7 @@ async def test_results_after_the_last_round_of_tools_are_no_edit(
             rounds = 1 if is_callers else 18
             assert kinds == ["root", "asked", *["answered", "results"] * rounds]
             tree = await read_tree(store, conversation.row)
-            labels = {node.label for node in build_response_graph(tree, 0.0).nodes}
+            labels = {node.label for node in build_response_tree(tree, 0.0).nodes}
             assert labels == ({"Go"} if is_callers else {"Go", "After the tools answered"})
             await conversation.undo()
             assert conversation.head == before

@@ -337,7 +337,7 @@ class RequestViews:
             service = ConversationService(self.store, models, clock=self.store.clock)
             transport = httpx2.ASGITransport(create_page(service))
             async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as page:
-                chain = (await page.get(f"/api/conversations/{name}/chain")).json()
+                chain = (await page.get(f"/api/conversations/{name}/tree")).json()
                 nodes = {each["node"]: each["response"] for each in chain["nodes"]}
                 for row in rows:
                     record = describe_row(row)

@@ -4,29 +4,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.presentation.layout import ALL_NODES, Layout, compute_layout
-from kedge.presentation.response_graph import GraphNode, Mark, Totals
+from kedge.presentation.response_tree import Mark, Totals, TreeNode
 
 
-def make_chain(count: int, first: int = 1, parent: int = 0) -> list[GraphNode]:
+def make_chain(count: int, first: int = 1, parent: int = 0) -> list[TreeNode]:
     """Return a chain of nodes without forks."""
-    nodes: list[GraphNode] = []
+    nodes: list[TreeNode] = []
     for number in range(first, first + count):
-        nodes.append(GraphNode(number, parent, f"question {number}", sums=Totals(1, 10, 1, 5)))
+        nodes.append(TreeNode(number, parent, f"question {number}", sums=Totals(1, 10, 1, 5)))
         parent = nodes[-1].id
     return nodes
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> list[GraphNode]:
+def trees(draw: st.DrawFn) -> list[TreeNode]:
     """Generate a tree with a few marks."""
     size = draw(st.integers(0, 25))
     marks: list[Mark] = ["head", "compacted", "expired", "lost", "failed", "full"]
-    nodes: list[GraphNode] = []
+    nodes: list[TreeNode] = []
     for number in range(size):
         parent = draw(st.sampled_from([0, *(node.id for node in nodes)]))
         marked = draw(st.frozensets(st.sampled_from(marks), max_size=2))
         few = marked if draw(st.integers(0, 4)) == 0 else frozenset[Mark]()
-        nodes.append(GraphNode(number + 1, parent, marks=few, sums=Totals(1, number, 1, 2)))
+        nodes.append(TreeNode(number + 1, parent, marks=few, sums=Totals(1, number, 1, 2)))
     return nodes
 
 
@@ -42,7 +42,7 @@ def test_long_run_is_folded_without_its_ends() -> None:
     assert layout.rows[1].sums == Totals(48, 480, 48, 240)
     assert layout.lanes == 1
     nodes = make_chain(50)
-    nodes[10] = GraphNode(11, 10, marks=frozenset({"compacted"}))
+    nodes[10] = TreeNode(11, 10, marks=frozenset({"compacted"}))
     alone = {row.node.id for row in compute_layout(nodes, 31).rows if not row.is_fold}
     assert {11, 31, 1, 50} <= alone
     assert len(compute_layout(make_chain(10_000), 10000).rows) == 3
@@ -52,12 +52,12 @@ def test_long_run_is_folded_without_its_ends() -> None:
 
 def test_lanes_of_branches() -> None:
     """Two forks share a lane, and the path to the chosen node is the first one."""
-    nodes = [*make_chain(9), GraphNode(20, 3), GraphNode(21, 7)]
+    nodes = [*make_chain(9), TreeNode(20, 3), TreeNode(21, 7)]
     layout = compute_layout(nodes, 9)
     assert layout.lanes == 2
     lanes = {row.node.id: row.lane for row in layout.rows}
     assert (lanes[20], lanes[21], lanes[9]) == (1, 1, 0)
-    nodes = [*make_chain(9), GraphNode(20, 3)]
+    nodes = [*make_chain(9), TreeNode(20, 3)]
     layout = compute_layout(nodes, 20)
     assert {row.node.id for row in layout.rows if row.on_path} == {1, 2, 3, 20}
     lanes = {row.node.id: row.lane for row in layout.rows}
@@ -67,7 +67,7 @@ def test_lanes_of_branches() -> None:
 
 
 @given(trees(), st.integers(0, 30))
-def test_layout_of_any_tree(nodes: list[GraphNode], chosen: int) -> None:
+def test_layout_of_any_tree(nodes: list[TreeNode], chosen: int) -> None:
     """Each node is in one row, at or below its parent, each lane belongs to one line, and totals add up."""
     layout = compute_layout(nodes, chosen)
     assert sorted(node_ids(layout)) == sorted(node.id for node in nodes)
@@ -88,5 +88,5 @@ def test_layout_of_any_tree(nodes: list[GraphNode], chosen: int) -> None:
 
 def test_nodes_in_a_cycle_are_left_out() -> None:
     """Only nodes reachable from a root are drawn for a damaged tree."""
-    nodes = [GraphNode(1, 1), GraphNode(2, 9), GraphNode(3, 4), GraphNode(4, 3)]
+    nodes = [TreeNode(1, 1), TreeNode(2, 9), TreeNode(3, 4), TreeNode(4, 3)]
     assert sorted(node_ids(compute_layout(nodes, 3))) == [1, 2]

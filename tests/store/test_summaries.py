@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from kedge.planning.anchors import is_expired
-from kedge.presentation.response_graph import build_response_graph
+from kedge.presentation.response_tree import build_response_tree
 from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.summaries import (
     LIST_FILTERS,
@@ -107,7 +107,7 @@ async def test_edits_of_a_tree_are_described(store: Store) -> None:
     expected[await edit(0, user("Bye-bye"))] = "user message “Bye” → “Bye-bye”"
     tree = await read_tree(store, row)
     assert tree.edits == expected
-    labels = {each.id: each.label for each in build_response_graph(tree, 0.0).nodes}
+    labels = {each.id: each.label for each in build_response_tree(tree, 0.0).nodes}
     assert labels[node.id] == "User message “Bye” → “Bye-bye”"
     assert "History was edited" in labels.values()
 

@@ -41,12 +41,12 @@ def test_conversation_is_created_renamed_and_listed(empty_page: PageServer) -> N
 
 
 def test_run_settings_are_stored_with_response(page: PageServer) -> None:
-    """Settings are sent and shown in the chain, and the last blocks can be read without the others."""
+    """Settings are sent and shown in the response tree, and the last blocks can be read without the others."""
     name = page.create_conversation("What is 2+3?")
     options = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 500, "effort": "low"}
     path = f"/api/conversations/{name}"
     page.post(f"{path}/runs", message="Hello", reasoning={"summary": "auto"}, **options)
-    first, last = (node["response"] for node in page.get(f"{path}/chain")["nodes"])
+    first, last = (node["response"] for node in page.get(f"{path}/tree")["nodes"])
     assert first["settings"] == {}
     reasoning = {"summary": "auto", "effort": "low"}
     expected = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 500, "reasoning": reasoning}
@@ -62,7 +62,7 @@ def test_run_settings_are_stored_with_response(page: PageServer) -> None:
 def test_repeated_run_on_a_branch_does_not_move_the_head(page: PageServer) -> None:
     """A run repeated with its idempotency key returns the stored answer; another message with it is a conflict."""
     name = page.create_conversation("First", "Second")
-    at = page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
+    at = page.get(f"/api/conversations/{name}/tree")["nodes"][0]["node"]
     path = f"/api/conversations/{name}/runs"
     first = page.post(path, message="Elsewhere", at=at, key="once")
     repeated = page.post(path, message="Elsewhere", at=at, key="once")
@@ -73,21 +73,21 @@ def test_repeated_run_on_a_branch_does_not_move_the_head(page: PageServer) -> No
 
 
 def test_run_can_branch_from_any_response(page: PageServer) -> None:
-    """A run can branch at a response id or a node, and the other branches stay in the chain."""
+    """A run can branch at a response id or a node, and the other branches stay in the response tree."""
     name = page.create_conversation("First", "Second", "Third")
-    first = page.get(f"/api/conversations/{name}/chain")["nodes"][0]
+    first = page.get(f"/api/conversations/{name}/tree")["nodes"][0]
     path = f"/api/conversations/{name}/runs"
     by_id = page.post(
         path, message="How many?", previous_response_id=first["response"]["response_id"]
     )
     assert by_id["plan"]["anchor"] == first["response"]["response_id"]
     by_node = page.post(path, message="What did I say last?", at=first["node"])
-    chain = page.get(f"/api/conversations/{name}/chain")
-    below = [node["node"] for node in chain["nodes"] if node["parent"] == first["node"]]
+    tree = page.get(f"/api/conversations/{name}/tree")
+    below = [node["node"] for node in tree["nodes"] if node["parent"] == first["node"]]
     assert len(below) == 3
     assert {by_id["node"], by_node["node"]} < set(below)
-    assert chain["head"] == by_node["node"]
-    assert len(chain["nodes"]) == 5
+    assert tree["head"] == by_node["node"]
+    assert len(tree["nodes"]) == 5
 
 
 def test_run_can_be_streamed(page: PageServer) -> None:
@@ -111,7 +111,7 @@ def test_run_can_be_streamed(page: PageServer) -> None:
     kinds = [each["type"] for each in events]
     assert kinds.count("plan") == 2
     assert {"tool", "tool_done", "done"} <= set(kinds)
-    assert len(page.get(f"/api/conversations/{name}/chain")["nodes"]) == 2
+    assert len(page.get(f"/api/conversations/{name}/tree")["nodes"]) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -143,7 +143,7 @@ def test_answer_has_the_reasoning_text(page: PageServer, *, stream: bool) -> Non
 def test_past_and_next_plans_are_available(page: PageServer) -> None:
     """Plans of sent requests and of the next one are available, also from an earlier response."""
     name = page.create_conversation("First", "Second")
-    head = page.get(f"/api/conversations/{name}/chain")["head"]
+    head = page.get(f"/api/conversations/{name}/tree")["head"]
     plan = page.get(f"/api/conversations/{name}/plans/{head}")
     assert plan["sent_blocks"] == 1
     assert plan["explanation"].startswith("Chained on resp_")
@@ -175,7 +175,7 @@ def test_plans_give_the_reason_for_an_older_anchor(empty_page: PageServer) -> No
 def test_fork_is_a_separate_conversation(page: PageServer) -> None:
     """A fork at a response, node or block shares the messages before it and continues separately."""
     name = page.create_conversation("First", "Second", title="Origin")
-    first = page.get(f"/api/conversations/{name}/chain")["nodes"][0]
+    first = page.get(f"/api/conversations/{name}/tree")["nodes"][0]
     created = page.post(f"/api/conversations/{name}/fork", at=first["node"])
     assert (created["forked_from"], created["forked_at"]) == (name, first["node"])
     reply = page.post(f"/api/conversations/{created['id']}/runs", message="What did I say first?")
@@ -314,14 +314,14 @@ def test_paths_and_methods_without_a_route(page: PageServer) -> None:
 
 
 def test_chains_and_turns_are_read_in_pages(page: PageServer) -> None:
-    """Each page of a chain or a Turn has the total count."""
+    """Each page of a response tree or a Turn has the total count."""
     name = page.create_conversation("One", "Two", "Three")
     path = f"/api/conversations/{name}"
-    complete = page.get(f"{path}/chain")
+    complete = page.get(f"{path}/tree")
     assert (complete["total"], complete["has_more"]) == (3, False)
-    first = page.get(f"{path}/chain", limit=2)
+    first = page.get(f"{path}/tree", limit=2)
     assert first["has_more"]
-    rest = page.get(f"{path}/chain", limit=2, after=first["nodes"][-1]["node"])
+    rest = page.get(f"{path}/tree", limit=2, after=first["nodes"][-1]["node"])
     assert not rest["has_more"]
     assert first["nodes"] + rest["nodes"] == complete["nodes"]
     blocks = page.get(f"{path}/turns")
@@ -336,7 +336,7 @@ def test_api_has_the_data_of_the_page(empty_page: PageServer) -> None:
     name = empty_page.create_conversation("One", "Two", title="Numbers")
     path = f"/api/conversations/{name}"
     empty_page.client.patch(path, json={"tags": ["work"]})
-    first, second = (node["node"] for node in empty_page.get(f"{path}/chain")["nodes"])
+    first, second = (node["node"] for node in empty_page.get(f"{path}/tree")["nodes"])
     other = empty_page.post(f"{path}/runs", message="Three", at=first)["node"]
     comparison = empty_page.get(f"{path}/compare", left=second, right=other)
     assert comparison["common_count"] == 2

@@ -67,7 +67,7 @@ def test_attachments_are_stored_and_served(empty_page: PageServer) -> None:
         assert empty_page.client.get(url).content == PNG + bytes(20_000)
     row = empty_page.get(f"/api/conversations/{name}")
     assert row["first_words"] == 'What "is" this? A dot'
-    (node,) = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]
+    (node,) = empty_page.get(f"/api/conversations/{name}/tree")["nodes"]
     assert node["label"] == 'What "is" this? A dot'
 
 
@@ -85,7 +85,7 @@ def test_invalid_attachments_are_rejected(page: PageServer) -> None:
         body = {"message": "Hello", "attachments": [{"data": data}]}
         answer = page.client.post(f"/api/conversations/{name}/runs", json=body)
         assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True)
-    assert page.get(f"/api/conversations/{name}/chain")["nodes"] == []
+    assert page.get(f"/api/conversations/{name}/tree")["nodes"] == []
 
 
 def test_edited_message_retains_its_attachments(page: PageServer) -> None:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from kedge.presentation.response_graph import MARK_DESCRIPTIONS
+from kedge.presentation.response_tree import MARK_DESCRIPTIONS
 from kedge.web.api import OPERATIONS
 from kedge.web.pages import ROUTES
 

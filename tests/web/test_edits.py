@@ -73,7 +73,7 @@ def test_stale_head_is_a_conflict(page: PageServer) -> None:
     path = f"/api/conversations/{name}"
     old = page.get(path)["head"]
     page.post(f"{path}/runs", message="Elsewhere", head=old)
-    before = page.get(f"{path}/chain")
+    before = page.get(f"{path}/tree")
     for action, body in (
         ("runs", {"message": "Here", "at": old}),
         ("resume", {"node": old}),
@@ -81,7 +81,7 @@ def test_stale_head_is_a_conflict(page: PageServer) -> None:
     ):
         answer = page.client.post(f"{path}/{action}", json={**body, "head": old})
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "head_conflict")
-    assert page.get(f"{path}/chain") == before
+    assert page.get(f"{path}/tree") == before
     reply = page.post(f"{path}/runs", message="Here", at=old, head=before["head"])
     assert page.get(path)["head"] == reply["node"]
 

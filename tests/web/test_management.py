@@ -126,7 +126,7 @@ def test_matching_words_are_found_in_excerpts(text: str, query: str, words: list
 def test_search_results_link_to_messages(empty_page: PageServer) -> None:
     """Results in forks and on side branches link to their messages, and the text is escaped."""
     name = empty_page.create_conversation("Tell me about <b>lighthouses</b>", "And harbours")
-    first = empty_page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
+    first = empty_page.get(f"/api/conversations/{name}/tree")["nodes"][0]["node"]
     fork = empty_page.post(f"/api/conversations/{name}/fork", at=first)["id"]
     empty_page.post(f"/api/conversations/{name}/runs", message="And ferries", at=first)
     hits = empty_page.get("/api/search", q="lighthouses", role="user")["data"]

@@ -30,7 +30,7 @@ def create_elsewhere(page: PageServer, model: str) -> str:
 
 
 def count_nodes(page: PageServer, name: str) -> int:
-    return len(page.get(f"/api/conversations/{name}/chain")["nodes"])
+    return len(page.get(f"/api/conversations/{name}/tree")["nodes"])
 
 
 def test_conversation_keeps_its_provider(empty_page: PageServer, openai: TestServer) -> None:
@@ -43,7 +43,7 @@ def test_conversation_keeps_its_provider(empty_page: PageServer, openai: TestSer
     reply = empty_page.post(f"/api/conversations/{name}/runs", message="What is my name?")
     assert reply["text"] == "Your name is Ada."
     assert len(openai.requests) == sent + 1
-    *_, last = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]
+    *_, last = empty_page.get(f"/api/conversations/{name}/tree")["nodes"]
     assert (last["response"]["provider"], last["response"]["model"]) == ("openai", "practice")
     html = empty_page.client.get(f"/conversations/{name}").text
     assert "<option selected>openai:practice</option><option>practice</option>" in html
@@ -97,7 +97,7 @@ def test_missing_api_key_is_reported_before_writing(
     assert "data-model-problem" in html
     assert '<option value="">Choose a model</option><option>practice</option>' in html
     assert empty_page.post(f"{path}/runs", message="What is my name?", model="practice")["text"]
-    *_, last = empty_page.get(f"{path}/chain")["nodes"]
+    *_, last = empty_page.get(f"{path}/tree")["nodes"]
     assert (last["response"]["provider"], last["response"]["model"]) == ("responses", "practice")
 
 

@@ -31,7 +31,7 @@ def known(tmp_path: Path) -> Iterator[Known]:
     with serve_page(tmp_path) as page, Session() as session:
         session.trust_env = False  # which would look for proxies at each request
         name = page.create_conversation("First", "Second")
-        nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+        nodes = page.get(f"/api/conversations/{name}/tree")["nodes"]
         page.post(f"/api/conversations/{name}/runs", message="Third", at=nodes[0]["node"])
         yield page, name, session
 

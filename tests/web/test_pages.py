@@ -23,7 +23,7 @@ def page_text(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-def graph_nodes(html: str) -> list[str]:
+def tree_nodes(html: str) -> list[str]:
     """Return the nodes that have a row in the graph."""
     return re.findall(r'<a href="\?at=\d+" data-node="(\d+)"', html)
 
@@ -76,7 +76,7 @@ def test_conversation_is_readable_without_scripts(page: PageServer) -> None:
     name = page.create_conversation("What is **2+3**?", "Please call add with a=2 and b=3")
     html = page.client.get(f"/conversations/{name}").text
     assert "<strong>2+3</strong>" in html
-    assert len(graph_nodes(html)) == 3
+    assert len(tree_nodes(html)) == 3
     assert 'aria-current="true"' in html
     assert "Called" in html
     plans = re.findall(rf'href="(/conversations/{name}/plans/\d+)"', html)
@@ -105,7 +105,7 @@ def test_stored_images_are_shown_and_remote_ones_linked(page: PageServer) -> Non
 def test_branches_are_compared_after_common_messages(page: PageServer) -> None:
     """Common messages are collapsed, and the messages that differ are marked."""
     name = page.create_conversation("Shared", "Left")
-    nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+    nodes = page.get(f"/api/conversations/{name}/tree")["nodes"]
     reply = page.post(f"/api/conversations/{name}/runs", message="Right", at=nodes[0]["node"])
     query = f"left={nodes[1]['node']}&right={reply['node']}"
     html = page.client.get(f"/conversations/{name}/compare?{query}").text
@@ -127,7 +127,7 @@ def test_long_path_is_truncated_and_can_be_expanded(page: PageServer) -> None:
     first = re.search(r"unfold=(\d+)", full_page)
     assert first
     unfolded = page.client.get(f"/conversations/{name}?unfold={first[1]}").text
-    assert len(graph_nodes(unfolded)) == 45
+    assert len(tree_nodes(unfolded)) == 45
 
 
 def test_dashboard_of_an_empty_page(empty_page: PageServer) -> None:
@@ -159,7 +159,7 @@ def test_healed_and_lost_responses_are_shown(tmp_path: Path) -> None:
         page.faults.set("forget_all", times=1)
         body = {"message": "Second", "stream": True}
         assert page.client.post(f"/api/conversations/{name}/runs", json=body).is_success
-        nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+        nodes = page.get(f"/api/conversations/{name}/tree")["nodes"]
         assert [node["marks"] for node in nodes] == [["lost"], ["resent"], ["full", "head"]]
         lost, rejected, healed = (
             page.client.get(f"/conversations/{name}/plans/{node['node']}").text for node in nodes

@@ -89,9 +89,9 @@ def test_stopped_run_stores_partial_answer(gated: PageServer, gate: GatedModel) 
     assert gated.post(f"{path}/stop")["status"] == "cancelled"
     last = parse_events(gated.client.get(path).text)[-1]
     assert last["type"] == "cancelled"
-    chain = gated.get(f"/api/conversations/{name}/chain")
-    assert chain["head"] == head
-    stopped = chain["nodes"][-1]
+    tree = gated.get(f"/api/conversations/{name}/tree")
+    assert tree["head"] == head
+    stopped = tree["nodes"][-1]
     assert (stopped["marks"], stopped["response"]["status"]) == (["cancelled"], "cancelled")
     assert last["url"] == f"/conversations/{name}?at={stopped['node']}"
     blocks = gated.get(f"/api/conversations/{name}/turns", at=stopped["node"])["blocks"]
@@ -129,7 +129,7 @@ def test_scheduled_deletion_stops_a_run_and_keeps_its_answer(
         assert answer.status_code == 404, where
         assert "is about to be deleted" in answer.json()["error"]["message"]
     gated.post(f"{path}/restore")
-    kinds = [node["response"]["status"] for node in gated.get(f"{path}/chain")["nodes"]]
+    kinds = [node["response"]["status"] for node in gated.get(f"{path}/tree")["nodes"]]
     assert kinds == ["cancelled"]
 
 
@@ -174,7 +174,7 @@ def test_run_ended_during_tool_call_can_be_continued(
     html = page.client.get(f"/conversations/{name}").text
     assert f'class="chip {status}"' in html
     assert resume in html
-    marks = page.get(f"/api/conversations/{name}/chain")["nodes"][-1]["marks"]
+    marks = page.get(f"/api/conversations/{name}/tree")["nodes"][-1]["marks"]
     assert marks == ["cancelled"] * is_stopped
     assert page.post(f"/api/conversations/{name}/resume", node=question)["text"]
     assert page.get(f"/api/conversations/{name}")["status"] == "active"
@@ -208,7 +208,7 @@ def test_failed_message_offers_retry_and_edit(empty_page: PageServer) -> None:
     )
     assert failed[-1]["type"] == "error"
     empty_page.faults.clear()
-    marks = [node["marks"] for node in empty_page.get(f"/api/conversations/{name}/chain")["nodes"]]
+    marks = [node["marks"] for node in empty_page.get(f"/api/conversations/{name}/tree")["nodes"]]
     assert marks == [["head"], ["failed"], ["failed"]]
     html = empty_page.client.get(f"/conversations/{name}").text
     assert 'data-do="retry"' in html

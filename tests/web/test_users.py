@@ -93,7 +93,7 @@ def list_paths() -> list[tuple[str, str]]:
 def test_every_route_hides_other_users_data(running: UserPage, other: str) -> None:
     """Each route responds as for an unknown id, without any content of the other user."""
     name = running.send("alice", "My secret is Zanzibar.")
-    node = running.call("alice", "GET", f"/api/conversations/{name}/chain").json()["head"]
+    node = running.call("alice", "GET", f"/api/conversations/{name}/tree").json()["head"]
     assert node
     bodies = {
         "PATCH /api/conversations/{id}": {"title": "stolen"},
@@ -170,8 +170,8 @@ def test_server_requests_are_shown_to_their_user_only(running: UserPage) -> None
         assert response_id not in {each["response_id"] for each in requests}
         assert running.call(other, "GET", f"/requests/{row['id']}").status_code == 404
     name = running.send("alice", "Hello from Alice.")
-    chain = running.call("alice", "GET", f"/api/conversations/{name}/chain").json()
-    response = chain["nodes"][-1]["response"]["response_id"]
+    tree = running.call("alice", "GET", f"/api/conversations/{name}/tree").json()
+    response = tree["nodes"][-1]["response"]["response_id"]
     statuses = {
         user: running.call(user, "GET", f"/v1/responses/{response}").status_code
         for user in ("alice", "bob", "admin")

@@ -19,7 +19,7 @@ COMMANDS: dict[str, str] = {
     "chat": "Chat with a model; see what was sent, and why.",
     "conversations": "List the conversations in the store.",
     "show": "Print a conversation.",
-    "tree": "Print the tree of a conversation as a graph.",
+    "tree": "Print the response tree of a conversation.",
     "inspect": "List the blocks and the plan of the next request.",
     "diff": "Compare two branches or two positions.",
     "fork": "Continue from any position as a new conversation.",

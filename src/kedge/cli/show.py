@@ -31,7 +31,7 @@ from kedge.cli.store_options import (
 )
 from kedge.errors import NotInStore
 from kedge.presentation.layout import ALL_NODES, compute_layout
-from kedge.presentation.response_graph import GraphNode, Mark, find_marks
+from kedge.presentation.response_tree import Mark, TreeNode, find_marks
 from kedge.presentation.wording import HEALING_TEXTS, LOST_TEXTS
 from kedge.store import ConversationRow, Node, Store
 from kedge.store import tree as trees
@@ -331,7 +331,7 @@ def draw_graph(tree: trees.StoredTree, limit: int = 0) -> Iterator[tuple[str, No
     """
     nodes = {node.id: node for node in tree.nodes}
     layout = compute_layout(
-        (GraphNode(node.id, node.parent) for node in tree.nodes),
+        (TreeNode(node.id, node.parent) for node in tree.nodes),
         tree.row.head,
         ALL_NODES,
     )

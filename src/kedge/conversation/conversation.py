@@ -1,4 +1,4 @@
-"""Conversation: a named, durable Turn with a head on its chain.
+"""Conversation: a named, durable Turn with a head in its tree of nodes.
 
 It is an engine with its middleware and a position in a store. Every message is a node of a tree in which
 nothing is overwritten: ``undo``, ``edit``, ``regenerate`` and ``fork`` continue from another node, and

@@ -1,1 +1,1 @@
-"""What the page and the command line show alike: the graph of a conversation's responses, its picture, and words."""
+"""What the page and the command line show alike: the response tree of a conversation, its layout, and words."""

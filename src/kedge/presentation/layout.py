@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
-from kedge.presentation.response_graph import GraphNode, Totals
+from kedge.presentation.response_tree import Totals, TreeNode
 from kedge.store.tree import walk_up
 
 ALL_NODES: Container[int] = range(sys.maxsize)
@@ -24,13 +24,13 @@ class LayoutRow(msgspec.Struct, frozen=True):
     """One row of a layout: a node, or a folded run of nodes."""
 
     lane: int
-    nodes: tuple[GraphNode, ...]
+    nodes: tuple[TreeNode, ...]
     on_path: bool = False
     branch: Totals | None = None
     """The totals of the branch, in the row of its last node."""
 
     @property
-    def node(self) -> GraphNode:
+    def node(self) -> TreeNode:
         """The node of this row; the last one of a fold."""
         return self.nodes[-1]
 
@@ -56,7 +56,7 @@ class LayoutEdge(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """The layout of a graph in lanes, from the root down."""
+    """The layout of a tree in lanes, from the root down."""
 
     rows: tuple[LayoutRow, ...] = ()
     edges: tuple[LayoutEdge, ...] = ()
@@ -64,7 +64,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 def compute_layout(
-    nodes: Iterable[GraphNode], chosen: int = 0, unfolded: Container[int] = ()
+    nodes: Iterable[TreeNode], chosen: int = 0, unfolded: Container[int] = ()
 ) -> Layout:
     """Lay out all nodes; long runs without a branch or a mark are folded into one row.
 
@@ -101,7 +101,7 @@ def compute_layout(
 class _Tree:
     """Children, subtree sizes and the main line of a tree."""
 
-    def __init__(self, nodes: Iterable[GraphNode], chosen: int) -> None:
+    def __init__(self, nodes: Iterable[TreeNode], chosen: int) -> None:
         self.nodes = {node.id: node for node in nodes}
         self.chosen = chosen
         self.on_path = {node.id for node in walk_up(self.nodes, chosen)}
@@ -149,8 +149,8 @@ class _Tree:
 
     def _is_foldable(self, node: int) -> bool:
         """Return whether a node can be folded: inside a line and without marks."""
-        graph_node = self.nodes[node]
-        if graph_node.marks or node == self.chosen or graph_node.parent not in self.nodes:
+        tree_node = self.nodes[node]
+        if tree_node.marks or node == self.chosen or tree_node.parent not in self.nodes:
             return False
-        siblings = self.children.get(graph_node.parent, ())
+        siblings = self.children.get(tree_node.parent, ())
         return len(siblings) == 1 and len(self.children.get(node, ())) == 1

@@ -1,4 +1,4 @@
-"""The JSON API: conversations, runs, chains, plans and statistics."""
+"""The JSON API: conversations, runs, response trees, plans and statistics."""
 
 import math
 from collections.abc import AsyncGenerator, Callable
@@ -15,7 +15,7 @@ from kedge.conversation import Conversation
 from kedge.conversation.lookup import MODEL_KEY, add_candidates
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import NotInStore
-from kedge.presentation.response_graph import build_response_graph
+from kedge.presentation.response_tree import build_response_tree
 from kedge.server.sse import EventStreamResponse, encode_data
 from kedge.store.conversations import reject_scheduled
 from kedge.store.nodes import parse_position
@@ -189,7 +189,9 @@ async def _answer(run: Run, *, stream: bool) -> shapes.ReplyShape | Response:
         raise run.error
     if run.status == "failed":
         raise RequestError(500, "bug", "internal error; the log has the details")
-    raise RequestError(409, "cancelled", "the run was stopped; what it stored is in the chain")
+    raise RequestError(
+        409, "cancelled", "the run was stopped; what it stored is in the response tree"
+    )
 
 
 def _follow(run: Run) -> EventStreamResponse:
@@ -232,19 +234,19 @@ def _find_run(call: ApiCall) -> Run:
     return run
 
 
-@operation("GET", "/api/conversations/{id}/chain")
-async def read_chain(call: ApiCall, query: schemas.ChainQuery) -> shapes.ChainShape:
-    """Read the tree of responses."""
+@operation("GET", "/api/conversations/{id}/tree")
+async def read_response_tree(call: ApiCall, query: schemas.TreeQuery) -> shapes.ResponseTreeShape:
+    """Read the response tree."""
     row = await call.store.conversation(call.id)
     tree = await read_tree(call.store, row)
-    chain = build_response_graph(tree, call.service.clock())
+    response_tree = build_response_tree(tree, call.service.clock())
     stored = {node.id: node for node in tree.nodes}
-    listed = sorted(chain.nodes, key=lambda node: node.id)
+    listed = sorted(response_tree.nodes, key=lambda node: node.id)
     rest = [node for node in listed if node.id > query.after]
     nodes = rest[: query.limit]
-    return shapes.ChainShape(
+    return shapes.ResponseTreeShape(
         conversation=row.id,
-        head=chain.head,
+        head=response_tree.head,
         nodes=[
             shapes.shape_node(
                 stored[node.id],

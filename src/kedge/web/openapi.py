@@ -235,7 +235,7 @@ def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, An
         "info": {
             "title": "Kedge",
             "version": version,
-            "description": "Conversations, their chains, plans and figures of one user. Where the "
+            "description": "Conversations, their response trees, plans and figures of one user. Where the "
             "server requires a token, send it as a bearer; a session of the page works, too.",
         },
         "security": [{"token": []}, {"session": []}, {}],

@@ -37,7 +37,7 @@ from kedge._internal.urls import is_safe_link
 from kedge.planning import REASONS
 from kedge.planning.anchors import get_conversation_id
 from kedge.planning.explain import MODE_REASONS
-from kedge.presentation.response_graph import MARK_DESCRIPTIONS
+from kedge.presentation.response_tree import MARK_DESCRIPTIONS
 from kedge.web import plan_card, shapes, svg, transcript
 from kedge.web.security import SESSION_KEY
 from kedge.web.service import build_tag_url

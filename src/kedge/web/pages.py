@@ -66,7 +66,7 @@ def _list_url(query: ListQuery, **changes: Any) -> str:
 
 
 async def conversation(request: Request) -> Response:
-    """Render a conversation: its chain, and the path to the chosen response."""
+    """Render a conversation: its response tree, and the path to the chosen response."""
     query, service = request.query_params, get_service(request)
     view = await service.load_view(
         request.path_params["id"],

@@ -91,8 +91,8 @@ class PathQuery(QueryParams):
     offset: Annotated[int, Field(ge=0, le=10_000_000)] = 0
 
 
-class ChainQuery(QueryParams):
-    """A page of a chain."""
+class TreeQuery(QueryParams):
+    """A page of a response tree."""
 
     limit: Count | None = Field(None, description="The maximum number of nodes; all by default.")
     after: Number = Field(0, description="The last node of the page before.")

@@ -18,10 +18,10 @@ from kedge.conversation import Conversation
 from kedge.engines import Engine, Middleware
 from kedge.errors import CannotConnect, KedgeError, NotInStore
 from kedge.presentation.layout import compute_layout
-from kedge.presentation.response_graph import (
-    ResponseGraph,
+from kedge.presentation.response_tree import (
+    ResponseTree,
     Totals,
-    build_response_graph,
+    build_response_tree,
     response_totals,
 )
 from kedge.server.access import CALLER_KEY
@@ -152,7 +152,7 @@ class ConversationService:
                 node below ``at``.
         """
         row, tree = await self._read_tree(name)
-        chain = build_response_graph(tree, self.clock())
+        response_tree = build_response_tree(tree, self.clock())
         node = (await self.store.find_node(row, parse_position(at))).id
         if block:
             node = await self._find_view_of(row, tree, node, block)
@@ -162,12 +162,12 @@ class ConversationService:
         messages = MessageViews(blocks, previous, trees.name_answer_models(tree, nodes, blocks))
         exchanges, ranges = split_exchanges(nodes, messages, tree.responses)
         omitted = 0 if show_all else max(len(exchanges) - MAX_EXCHANGES, 0)
-        chosen = chain.shown_nodes.get(node, 0)
+        chosen = response_tree.shown_nodes.get(node, 0)
         model, problem = self._describe_model(row, await self.store.newest_response(row, node))
         pending = find_pending(nodes, ranges, messages)
         runs, summary = self.runs.list(row.id), await self.summarize(row)
-        run = next((r for r in runs if chain.shown_nodes.get(r.at, 0) == chosen), None)
-        layout = compute_layout(chain.nodes, chosen, unfold)
+        run = next((r for r in runs if response_tree.shown_nodes.get(r.at, 0) == chosen), None)
+        layout = compute_layout(response_tree.nodes, chosen, unfold)
         unanswered = await self._load_unanswered(row, tree, node, runs)
         return {
             "row": row,
@@ -180,8 +180,8 @@ class ConversationService:
             "answer_models": trees.name_models(tree.responses),
             "node": node,
             "chosen": chosen,  # the shown node that represents the selected one; 0 if there is none
-            "chosen_label": _node_label(chain, chosen),
-            "head": chain.head,
+            "chosen_label": _node_label(response_tree, chosen),
+            "head": response_tree.head,
             "path": exchanges[omitted:],
             "accepted": ",".join((*IMAGE_TYPES, *FILE_TYPES)),
             "system": read_instructions(blocks),
@@ -189,7 +189,7 @@ class ConversationService:
             "pending": () if pending else messages.render_ranges(ranges),
             "unanswered": [*((pending,) if pending else ()), *unanswered],
             "times": {each.id: each.created_at for each in tree.nodes},
-            "sums": chain.sums,
+            "sums": response_tree.sums,
             "omitted": omitted,
             "run": run,
             "other_run": next(iter(runs), None) if run is None else None,
@@ -243,14 +243,16 @@ class ConversationService:
     async def compare(self, name: str, left: str, right: str) -> dict[str, Any]:
         """Compare the paths to two nodes block by block, for the template."""
         row, tree = await self._read_tree(name)
-        chain = build_response_graph(tree, self.clock())
+        response_tree = build_response_tree(tree, self.clock())
         ends = [(await self.store.find_node(row, parse_position(end))).id for end in (left, right)]
         blocks = [(await self.store.load(row, end)).blocks for end in ends]
         models: dict[str, str] = {}
         for end, listed in zip(ends, blocks, strict=True):
             models |= trees.name_answer_models(tree, trees.path_to(tree, end), listed)
         rows, common = await to_thread.run_sync(build_diff, blocks[0], blocks[1], models)
-        labels = [_node_label(chain, chain.shown_nodes.get(end, end)) for end in ends]
+        labels = [
+            _node_label(response_tree, response_tree.shown_nodes.get(end, end)) for end in ends
+        ]
         totals = [_own_totals(tree, end, other) for end, other in (ends, ends[::-1])]
         return {
             "id": row.id,
@@ -335,8 +337,8 @@ def _name_conversation(summary: summaries.ConversationSummary) -> str:
     return summary.row.title or summary.first_words or "New conversation"
 
 
-def _node_label(chain: ResponseGraph, chosen: int) -> str:
-    return next((node.label for node in chain.nodes if node.id == chosen), "")
+def _node_label(response_tree: ResponseTree, chosen: int) -> str:
+    return next((node.label for node in response_tree.nodes if node.id == chosen), "")
 
 
 def _own_totals(tree: trees.StoredTree, end: int, other: int) -> Totals:

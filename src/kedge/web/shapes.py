@@ -269,7 +269,7 @@ class ResponseShape(ApiModel):
 
 
 class NodeShape(ApiModel):
-    """One node of a chain."""
+    """One node of a response tree."""
 
     node: int
     parent: int
@@ -280,8 +280,8 @@ class NodeShape(ApiModel):
     response: ResponseShape | None
 
 
-class ChainShape(ApiModel):
-    """The tree of a conversation."""
+class ResponseTreeShape(ApiModel):
+    """The response tree of a conversation."""
 
     conversation: str
     head: int

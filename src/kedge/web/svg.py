@@ -1,10 +1,11 @@
-"""Compute charts (bars and lines over time, ranked bars), and the lanes of a chain with a shape for each mark.
+"""Compute charts (bars and lines over time, ranked bars), and the lanes of a response tree with a shape for each mark.
 
 A chart is scaled to the available width, except for strokes, and all text is HTML beside it, so it is readable on
 a narrow screen. Every chart has a title and a text description, every bar has a title, and series differ in style
-(solid, hollow, dashed) as well as in color. Of a chain only the lanes are drawn; the text of the rows is ordinary
-HTML beside them, so that it wraps and works with screen readers and the keyboard. Marks differ in shape as well as
-in color, and colors are defined in the style sheet. All lines of a chain are two paths for any size of the tree.
+(solid, hollow, dashed) as well as in color. Of a response tree only the lanes are drawn; the text of the rows is
+ordinary HTML beside them, so that it wraps and works with screen readers and the keyboard. Marks differ in shape as
+well as in color, and colors are defined in the style sheet. All lines of a response tree are two paths for any size
+of the tree.
 
 No chart library is used, because the page must be readable without JavaScript.
 """
@@ -17,7 +18,7 @@ from typing import Literal
 from markupsafe import Markup
 
 from kedge.presentation.layout import Layout, LayoutEdge, LayoutRow
-from kedge.presentation.response_graph import GraphNode, Mark
+from kedge.presentation.response_tree import Mark, TreeNode
 
 WIDTH, HEIGHT = 600, 140
 SERIES_STYLES = ("solid", "hollow", "dashed")
@@ -133,7 +134,7 @@ def draw_lanes(layout: Layout) -> Markup:
 
 def draw_mark(mark: Mark) -> Markup:
     """Draw one mark for the legend."""
-    row = LayoutRow(0, (GraphNode(0, marks=frozenset({mark})),))
+    row = LayoutRow(0, (TreeNode(0, marks=frozenset({mark})),))
     return _draw_svg(1, 1, _draw_row(0, row))
 
 

@@ -36,8 +36,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
     with serve_page(tmp_path_factory.mktemp("axe")) as page:
         name = page.create_conversation("Hello", "What is 2+3?", "Please call add with a=2 and b=3")
         path = f"/api/conversations/{name}"
-        chain = page.get(f"{path}/chain")
-        reply = page.post(f"{path}/runs", message="Other", at=chain["nodes"][0]["node"])
+        tree = page.get(f"{path}/tree")
+        reply = page.post(f"{path}/runs", message="Other", at=tree["nodes"][0]["node"])
         page.faults.set("status=400", times=1)
         page.client.post(f"{path}/runs", json={"message": "This fails"})
         code = page.create_conversation(blocks=[assistant(f"```python\n{CODE}```")])
@@ -47,7 +47,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
             assert page.client.post(
                 "/v1/responses", json={"model": "practice", "input": "Hi"}
             ).is_success
-        compared = f"left={reply['node']}&right={chain['head']}"
+        compared = f"left={reply['node']}&right={tree['head']}"
         path = f"/conversations/{name}"
         paths = {
             **{name: f"/{name}" for name in ("dashboard", "workflows", "requests", "login")},

@@ -112,7 +112,7 @@ def test_graph_is_navigated_by_keyboard(page: PageServer, open_tab: OpenTab) -> 
 def test_the_last_selected_response_is_shown(page: PageServer, open_tab: OpenTab) -> None:
     """A state that was selected earlier and arrives later does not replace the selected one."""
     name = page.create_conversation("One", "Two", "Three")
-    first = page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
+    first = page.get(f"/api/conversations/{name}/tree")["nodes"][0]["node"]
     tab = open_tab(page, f"/conversations/{name}")
     held: list[Route] = []
 
@@ -185,7 +185,7 @@ def test_pages_fit_a_narrow_screen(page: PageServer, open_tab: OpenTab) -> None:
     called = tool_call("n" * 64, "{}", call_id="call_1"), tool_result("call_1", "done")
     messages = "What is 2+3?", "Please call add with a=2 and b=3", "x" * 300
     name = page.create_conversation(*messages, blocks=[user("Hello"), *called], tags=["t" * 300])
-    nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
+    nodes = page.get(f"/api/conversations/{name}/tree")["nodes"]
     page.post(f"/api/conversations/{name}/runs", message="Other", at=nodes[0]["node"])
     compare = f"left={nodes[1]['node']}&right={nodes[-1]['node']}"
     paths = ("/", "/dashboard", "/workflows", "/requests", f"/conversations/{name}")

@@ -393,7 +393,7 @@ export async function visit(url, { end = false, sent = false } = {}) {
   const chosen = document.querySelector("#model");
   const model = chosen?.selectedIndex > 0 ? chosen.value : "";
   const settings = sent ? { ...readSettings(), system: "", initial: "" } : readSettings();
-  const chain = document.querySelector(".chain")?.scrollTop ?? 0;
+  const treeScroll = document.querySelector(".response-tree")?.scrollTop ?? 0;
   const scroller = document.getElementById("stream") && getScroller();
   const position = !end && target === location.href && scroller && !isAtEnd(scroller) ? scroller.scrollTop : null;
   main.replaceChildren(...fresh.getElementById("main").childNodes);
@@ -415,8 +415,8 @@ export async function visit(url, { end = false, sent = false } = {}) {
   completeCode();
   showNewest();
   if (position !== null && document.getElementById("stream")) getScroller().scrollTop = position;
-  const side = document.querySelector(".chain");
-  if (side) side.scrollTop = chain;
+  const side = document.querySelector(".response-tree");
+  if (side) side.scrollTop = treeScroll;
   document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "nearest" });
   attach();
 }

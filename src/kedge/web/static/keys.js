@@ -8,7 +8,7 @@ export function press(event, actions) {
     return;
   }
   const area = document.querySelector("[data-say]");
-  if (area && !document.querySelector(".chain :focus-visible")) {
+  if (area && !document.querySelector(".response-tree :focus-visible")) {
     const isText = event.key === "Dead" || (event.key.length === 1 && event.key !== " "); // a space presses a button
     if (isText) area.focus();
     return;

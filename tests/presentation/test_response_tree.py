@@ -1,9 +1,9 @@
-"""The graph of a tree's responses, and their marks."""
+"""The response tree of a conversation, and the marks of its nodes."""
 
 from typing import Any
 
 from for_each import for_each
-from kedge.presentation.response_graph import ResponseGraph, build_response_graph, find_marks
+from kedge.presentation.response_tree import ResponseTree, build_response_tree, find_marks
 from kedge.store import ConversationRow, Node, RequestRecord
 from kedge.store.tree import StoredTree
 
@@ -22,27 +22,27 @@ def make_response(number: int, **members: Any) -> RequestRecord:
     return RequestRecord(node=number, **fields)
 
 
-def make_graph(
+def make_response_tree(
     *nodes: Node, head: int, responses: tuple[RequestRecord, ...] = (), **questions: str
-) -> ResponseGraph:
-    """Return the graph of a tree; ``n2`` is the text of the question at node 2."""
+) -> ResponseTree:
+    """Return a response tree; ``n2`` is the text of the question at node 2."""
     texts = {int(name[1:]): text for name, text in questions.items()}
     row = ConversationRow("c", head=head)
     tree = StoredTree(row, nodes, {each.node: each for each in responses}, texts)
-    return build_response_graph(tree, NOW)
+    return build_response_tree(tree, NOW)
 
 
 def test_question_without_answer_is_pending() -> None:
     """A question has a node of its own, with the mark `pending`, only until it is answered."""
     kinds = ["root", "asked", "answered", "results", "answered", "edited", "asked"]
-    graph = make_graph(
+    shown = make_response_tree(
         *(make_node(number, number - 1, kind) for number, kind in enumerate(kinds, 1)),
         head=5, responses=(make_response(3), make_response(5)), n2="First", n7="Second",
     )  # fmt: skip
-    found = [(each.id, each.parent, each.marks) for each in graph.nodes]
+    found = [(each.id, each.parent, each.marks) for each in shown.nodes]
     assert found == [(3, 0, set()), (5, 3, {"head"}), (6, 5, {"edited"}), (7, 6, {"pending"})]
-    assert [graph.nodes[0].label, graph.nodes[3].label] == ["First", "Second"]
-    assert graph.sums.responses == 2
+    assert [shown.nodes[0].label, shown.nodes[3].label] == ["First", "Second"]
+    assert shown.sums.responses == 2
 
 
 @for_each(
@@ -69,8 +69,8 @@ def test_question_without_answer_is_pending() -> None:
 def test_marks_follow_the_response(
     kind: str, members: dict[str, Any], marks: dict[str, str]
 ) -> None:
-    """Each mark of a node is derived from the row of its response, with its reason; the graph shows some of them."""
+    """Each mark of a node is derived from the row of its response, with its reason; the tree shows some of them."""
     row, node = make_response(3, **members), make_node(3, 1, kind)
     assert find_marks(node, row, NOW) == marks
-    graph = make_graph(make_node(1, 0, "root"), node, head=1, responses=(row,))
-    assert graph.nodes[0].marks == marks.keys() - {"healed", "merged", "unstored"}
+    shown = make_response_tree(make_node(1, 0, "root"), node, head=1, responses=(row,))
+    assert shown.nodes[0].marks == marks.keys() - {"healed", "merged", "unstored"}

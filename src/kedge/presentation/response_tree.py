@@ -1,6 +1,6 @@
-"""The responses and history changes of a conversation's tree as a graph: each node with a label, marks and totals.
+"""The response tree of a conversation: its responses and history changes, each with a label, marks and totals.
 
-The page draws this graph, the API returns it, and `kedge tree` shows the same marks.
+The page draws this tree, the API returns it, and `kedge tree` shows the same marks.
 """
 
 from collections.abc import Mapping
@@ -45,9 +45,9 @@ MARK_DESCRIPTIONS: dict[Mark, str] = {
     "edited": "history was changed here",
     "compacted": "older blocks were replaced by a shorter form",
 }
-"""The marks of a graph of responses, each with its description for the legend."""
+"""The marks of a response tree, each with its description for the legend."""
 SHOWN_KINDS = frozenset({"answered", "failed", "compacted", "edited", "merged", "added"})
-"""The kinds of node that a graph of responses shows."""
+"""The kinds of node that a response tree shows."""
 
 _KIND_LABELS = {
     "compacted": "History was compacted",
@@ -75,8 +75,8 @@ class Totals(msgspec.Struct, frozen=True):
         return max(self.full - self.sent, 0)
 
 
-class GraphNode(msgspec.Struct, frozen=True):
-    """A node of a graph; a parent of 0 means none."""
+class TreeNode(msgspec.Struct, frozen=True):
+    """A node of a response tree; a parent of 0 means none."""
 
     id: int
     parent: int = 0
@@ -85,10 +85,10 @@ class GraphNode(msgspec.Struct, frozen=True):
     sums: Totals = Totals(responses=1)
 
 
-class ResponseGraph(msgspec.Struct, frozen=True):
+class ResponseTree(msgspec.Struct, frozen=True):
     """The responses and history changes of a tree, without its questions and tool results."""
 
-    nodes: tuple[GraphNode, ...]
+    nodes: tuple[TreeNode, ...]
     head: int
     shown_nodes: Mapping[int, int] = {}
     """Map each node of the tree to the shown node that represents it."""
@@ -99,43 +99,43 @@ class ResponseGraph(msgspec.Struct, frozen=True):
         return sum((node.sums for node in self.nodes), Totals())
 
 
-def build_response_graph(tree: StoredTree, now: float) -> ResponseGraph:
-    """Build the graph of the responses of a tree at this time."""
+def build_response_tree(tree: StoredTree, now: float) -> ResponseTree:
+    """Build the response tree of a conversation at this time."""
     parents = {node.parent for node in tree.nodes}
     questions: dict[int, str] = {}
     shown_nodes: dict[int, int] = {}
-    graph_nodes: list[GraphNode] = []
+    tree_nodes: list[TreeNode] = []
     for node in tree.nodes:
         shown_parent = shown_nodes.get(node.parent, 0)
         question = tree.questions.get(node.id) or questions.get(node.parent, "")
         is_pending = node.kind == "asked" and node.id not in parents
         if node.kind in SHOWN_KINDS or is_pending or node.id in tree.responses:
             shown_nodes[node.id] = node.id
-            graph_nodes.append(_build_graph_node(node, shown_parent, tree, question, now))
+            tree_nodes.append(_build_tree_node(node, shown_parent, tree, question, now))
         else:
             shown_nodes[node.id] = shown_parent
         # A question is the label of the first node after it.
         questions[node.id] = "" if node.kind in SHOWN_KINDS else question
 
     head = shown_nodes.get(tree.row.head, 0)
-    return ResponseGraph(_mark_head(graph_nodes, head), head, shown_nodes)
+    return ResponseTree(_mark_head(tree_nodes, head), head, shown_nodes)
 
 
-def _mark_head(nodes: list[GraphNode], head: int) -> tuple[GraphNode, ...]:
+def _mark_head(nodes: list[TreeNode], head: int) -> tuple[TreeNode, ...]:
     mark: frozenset[Mark] = frozenset({"head"})
     return tuple(
         replace(node, marks=node.marks | mark) if node.id == head else node for node in nodes
     )
 
 
-def _build_graph_node(
+def _build_tree_node(
     node: Node, parent: int, tree: StoredTree, question: str, now: float
-) -> GraphNode:
+) -> TreeNode:
     response = tree.responses.get(node.id)
     marks: set[Mark] = set(find_marks(node, response, now))
     if node.kind == "asked":
         marks.add("pending")
-    return GraphNode(
+    return TreeNode(
         node.id,
         parent,
         _choose_label(node, tree, question),
