@@ -2,6 +2,7 @@
 
 from playwright.sync_api import Browser, Page, Request, expect
 
+from kedge.planning.anchors import MODES
 from web.browser.chromium import WatchedTab, open_context
 from web.browser.conftest import OpenTab, send
 from web.conftest import PageServer
@@ -44,6 +45,30 @@ def test_conversation_is_managed(empty_page: PageServer, open_tab: OpenTab) -> N
     expect(tab.get_by_text("deleted for good")).to_be_hidden()
     (row,) = empty_page.get("/api/conversations", show="archived")["data"]
     assert (row["title"], row["tags"]) == ("Lighthouses", ["Paris, France", "towers"])
+
+
+def test_mode_is_changed(empty_page: PageServer, open_tab: OpenTab) -> None:
+    """The menu shows the mode, offers all modes and the default, and the next message is sent in the new one."""
+    name = empty_page.create_conversation("My name is Ada.")
+    tab = open_tab(empty_page, f"/conversations/{name}")
+    for exchanges, before, mode in ((2, "default", "stateless"), (3, "stateless", "")):
+        tab.locator("summary", has_text="Manage").click()
+        expect(tab.get_by_role("button", name="Change mode")).to_contain_text(before)
+        tab.get_by_role("button", name="Change mode").click()
+        field = tab.get_by_role("dialog").get_by_label("Mode")
+        expect(field).to_have_value("" if before == "default" else before)
+        values = field.locator("option").evaluate_all("all => all.map((each) => each.value)")
+        assert values == ["", *MODES]
+        field.select_option(mode)
+        tab.get_by_role("button", name="Save").click()
+        expect(tab.get_by_role("dialog")).to_have_count(0)
+        expect(tab.locator(f'[data-manage][data-mode="{mode}"]')).to_have_count(1)
+        assert empty_page.get(f"/api/conversations/{name}")["mode"] == (mode or None)
+        send(tab, "What is my name?")
+        expect(tab.locator("[data-exchange]")).to_have_count(exchanges)  # the answer is stored
+    nodes = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]
+    modes = [node["response"]["mode"] for node in nodes]
+    assert modes == ["chained", "stateless", "chained"]
 
 
 def test_deletion_in_another_tab_is_shown(browser: Browser, empty_page: PageServer) -> None:

@@ -4,6 +4,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from kedge.turns import assistant, image, opaque, reasoning, system, tool_call, tool_result, user
+from kedge.web.security import SESSION_COOKIE
 from web.browser.chromium import WatchedTab
 from web.browser.conftest import OpenTab, send
 from web.conftest import PageServer, serve_page
@@ -268,11 +269,12 @@ def test_login_form_accepts_token(
         assert watched.problems == []
         tab.get_by_role("link", name="Dashboard").click()
         expect(tab.get_by_text("live", exact=True)).to_be_visible()
-        session = context.cookies()[0]
+        (session,) = context.cookies()
         context.clear_cookies()
         expect(tab.get_by_text("Your session has ended.")).to_be_visible()
         expect(tab.get_by_text("live", exact=True)).to_be_hidden()
-        context.add_cookies([{"name": session["name"], "value": session["value"], "url": page.url}])
+        value = session.get("value", "")
+        context.add_cookies([{"name": SESSION_COOKIE, "value": value, "url": page.url}])
         tab.get_by_role("link", name="Conversations").first.click()
         tab.get_by_role("button", name="New conversation").first.click()
         expect(tab.get_by_role("heading", name="Send a message")).to_be_visible()

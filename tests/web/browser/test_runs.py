@@ -6,6 +6,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from ports import reserve_port
 from server.gated_model import GatedModel
+from server.waiting import wait_until
 from web.browser.chromium import WatchedTab, open_context
 from web.browser.conftest import OpenTab, send
 from web.conftest import PageServer, serve_page
@@ -64,7 +65,7 @@ def test_answer_continues_anywhere(gated: PageServer, gate: GatedModel, open_tab
     other.get_by_role("button", name="Stop").click()
     for each in (tab, other):
         expect(each.get_by_text("This answer was stopped.")).to_be_visible()
-    assert gate.cancelled == ["wait for me"]
+    wait_until(lambda: gate.cancelled == ["wait for me"])  # the server notices it a moment later
 
 
 def test_question_survives_a_server_restart(

@@ -18,6 +18,10 @@ export async function manage(button) {
   } else if (action === "tag") {
     const text = await ask("Change tags", "Tags, separated by commas", join(tags));
     if (text !== null && text !== join(tags)) await change([id], { tags: split(text) });
+  } else if (action === "mode") {
+    const { mode } = menu.dataset;
+    const chosen = await choose("Change mode", "Mode, from the next message on", mode, menu.querySelector("[data-mode-options]"));
+    if (chosen !== null && chosen !== mode) await change([id], { mode: chosen || null });
   } else if (action === "delete") await remove([id], "/");
   else await change([id], { archived: action === "archive" });
 }
@@ -118,8 +122,23 @@ export async function undo() {
   else await refresh().then(offerUndo, (error) => toast(error.message));
 }
 
-// A dialog with one field; resolves to its text, or to null if it was cancelled.
+// A dialog with a text field; resolves to its text, or to null if it was cancelled.
 function ask(title, label, value) {
+  const input = document.createElement("input");
+  input.value = value;
+  input.maxLength = 400;
+  return openDialog(title, label, input);
+}
+
+// A dialog with the options of a template; resolves to the chosen value, or to null if it was cancelled.
+function choose(title, label, value, options) {
+  const select = document.createElement("select");
+  select.append(options.content.cloneNode(true));
+  select.value = value;
+  return openDialog(title, label, select);
+}
+
+function openDialog(title, label, control) {
   const dialog = document.createElement("dialog");
   dialog.setAttribute("aria-label", title);
   const form = document.createElement("form");
@@ -128,10 +147,7 @@ function ask(title, label, value) {
   heading.textContent = title;
   const field = document.createElement("label");
   field.className = "field";
-  const input = document.createElement("input");
-  input.value = value;
-  input.maxLength = 400;
-  field.append(label, input);
+  field.append(label, control);
   const ends = document.createElement("div");
   ends.className = "ends";
   const cancel = document.createElement("button");
@@ -150,7 +166,7 @@ function ask(title, label, value) {
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       dialog.remove();
-      resolve(dialog.returnValue === "save" ? input.value.trim() : null);
+      resolve(dialog.returnValue === "save" ? control.value.trim() : null);
     });
   });
 }
