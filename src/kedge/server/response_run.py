@@ -11,8 +11,9 @@ without output.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -96,7 +97,8 @@ class Generation(ABC):
         self._timeout: asyncio.Timeout | None = None
         self._recorded = recorded
         if recorded is not None:
-            recorded.model_items, recorded.response_id = draft.prompt.ask.items, response_id
+            recorded.model_items = draft.prompt.ask.items
+            recorded.response_id = response_id
         service.running.add(self)
 
     @property
@@ -107,8 +109,9 @@ class Generation(ABC):
     @property
     def failure(self) -> ApiError | None:
         """The error to respond with, if the answer has ended without being complete and there is a client."""
-        has_failed = not self.is_complete and not self.is_cancelled
-        return (self.error or INTERNAL_ERROR()) if has_failed else None
+        if self.is_complete or self.is_cancelled:
+            return None
+        return self.error or INTERNAL_ERROR()
 
     @property
     def start_error(self) -> ApiError | None:
@@ -124,7 +127,8 @@ class Generation(ABC):
     def end(self) -> None:
         """Release all resources. May be called more than once."""
         self.service.running.discard(self)
-        self._receive = self._on_output = None
+        self._receive = None
+        self._on_output = None
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
@@ -184,7 +188,8 @@ class Generation(ABC):
         If it waits, ``_handle_wait`` is called in the next turn of the loop. Most requests are answered in one turn.
         """
         waiting = asyncio.get_running_loop().call_soon(self._handle_wait)
-        self._timeout = timeout = asyncio.timeout(0 if self._stop_status else seconds)
+        timeout = asyncio.timeout(0 if self._stop_status else seconds)
+        self._timeout = timeout
         try:
             async with timeout:
                 return await work
@@ -215,25 +220,31 @@ class Generation(ABC):
         self._is_started = True
         await self._start(emit)
         if not self._draft.skip_model:
-            time_slice = await TimeSlice.begin()  # a model may always have more to say
-            prompt = self._draft.prompt
-            pieces, stops = self._draft.model.answer(prompt), prompt.stop
-            try:
-                async for piece in apply_stop_sequences(pieces, stops) if stops else pieces:
-                    if self._on_output is not None:
-                        self._on_output()
-                    events = self._writer.feed(piece)
-                    if self.is_streamed:
-                        await emit(self._render(events, piece))
-                    await time_slice.share()
-            finally:
-                if (aclose := getattr(pieces, "aclose", None)) is not None:
-                    await aclose()  # stops the model
+            await self._run_model(emit)
         await precount_output(self._writer)
         has_expired = self._timeout is not None and self._timeout.expired()
         if self._stop_status is None and not has_expired:
             await self._complete()
             self.is_complete = True
+
+    async def _run_model(self, emit: Emit) -> None:
+        """Write what the model says, up to the first stop sequence, and emit the frames of a stream."""
+        time_slice = await TimeSlice.begin()  # a model may always have more to say
+        prompt = self._draft.prompt
+        answer = self._draft.model.answer(prompt)
+        pieces = answer
+        if prompt.stop:
+            pieces = apply_stop_sequences(answer, prompt.stop)
+        try:
+            async for piece in pieces:
+                if self._on_output is not None:
+                    self._on_output()
+                events = self._writer.feed(piece)
+                if self.is_streamed:
+                    await emit(self._render(events, piece))
+                await time_slice.share()
+        finally:
+            await _stop_model(answer)
 
     def _handle_wait(self) -> None:
         """Handle the first time that the generation waits."""
@@ -275,6 +286,13 @@ class Generation(ABC):
         """Return the complete answer as JSON."""
 
 
+async def _stop_model(answer: AsyncIterator[OutputEvent]) -> None:
+    """Stop the model that writes an answer; an iterator without ``aclose`` has nothing to stop."""
+    aclose = getattr(answer, "aclose", None)
+    if aclose is not None:
+        await aclose()
+
+
 async def _discard(_: object) -> None:
     """Emit nothing: the answer is not streamed."""
 
@@ -302,6 +320,26 @@ async def respond_stateless(
     run = build_run()
     run.reservation = reservation
     return await respond(request, run)
+
+
+class StoredState(Enum):
+    """What the database contains of a response, from its request until it is settled.
+
+    A response that is not stored remains ``NOTHING``.
+    """
+
+    NOTHING = auto()
+    """No row: the response becomes one when it is complete, or when its model makes the server wait."""
+    QUEUED = auto()
+    """A row of a background response that waits for a slot."""
+    IN_PROGRESS = auto()
+    """A row of a response whose model runs."""
+    SETTLED = auto()
+    """The row with its result; or the run has ended, so nothing more is stored by it."""
+
+
+UNSETTLED_STATES = frozenset({StoredState.QUEUED, StoredState.IN_PROGRESS})
+"""States with a row that still needs a result."""
 
 
 class ResponseRun(Generation):
@@ -360,10 +398,10 @@ class ResponseRun(Generation):
             idempotency_key=draft.idempotency_key,
             background=self.is_background,
         )
-        self._state: Literal["unwritten", "in_progress", "settled"] = "unwritten"
+        self._stored_state = StoredState.NOTHING
         self._result_fields: Mapping[str, Any] = object_forms.IN_PROGRESS_FIELDS
         if first_event is not None:
-            self._state, self._result_fields = "in_progress", object_forms.QUEUED_FIELDS
+            self._mark_queued()
         self._response_json = b""
         self._next_event = first_event or 0
         self._is_lost = False
@@ -372,8 +410,8 @@ class ResponseRun(Generation):
 
     def enqueue(self) -> Frames:
         """Store the response as queued and return the first frames of its stream."""
-        self._result_fields = object_forms.QUEUED_FIELDS
-        self.begin()
+        self._mark_queued()
+        self._insert()
         return self._encode_states("created", "queued")
 
     async def _start(self, emit: Emit) -> None:
@@ -382,26 +420,30 @@ class ResponseRun(Generation):
         Until then the client cannot request the response, so a response that is not streamed is stored as in progress
         only if its model makes the server wait.
         """
-        if self._result_fields is object_forms.QUEUED_FIELDS:
-            await emit(await self.service.run(self._start_queued))
+        if self._stored_state is StoredState.SETTLED:
+            return  # cancelled while it was queued
+        # Each state is set before a wait, in which the response may be cancelled.
+        if self._stored_state is StoredState.QUEUED:
+            self._stored_state = StoredState.IN_PROGRESS
+            self._result_fields = object_forms.IN_PROGRESS_FIELDS
+            await self.service.run(self.service.responses.mark_in_progress, self.node)
+            await emit(self._encode_states("in_progress"))
         elif self.is_streamed:
-            if self._state == "unwritten" and self._draft.store:
-                self._state = (
-                    "in_progress"  # before the wait, in which the response may be cancelled
-                )
+            if self._stored_state is StoredState.NOTHING and self._draft.store:
+                self._stored_state = StoredState.IN_PROGRESS
                 await self.service.run(self._insert, is_long=self._draft.is_large)
             await emit(self._encode_states("created", "in_progress"))
         if self._draft.compacted is not None:
             await emit(await self._compact(self._draft.compacted))
 
-    def _start_queued(self) -> Frames:
-        self._result_fields = object_forms.IN_PROGRESS_FIELDS
-        self.service.responses.mark_in_progress(self.node)
-        return self._encode_states("in_progress")
+    def _mark_queued(self) -> None:
+        self._stored_state = StoredState.QUEUED
+        self._result_fields = object_forms.QUEUED_FIELDS
 
     async def _compact(self, compacted: CompactedContext) -> Frames:
         """Add the compaction of the context to the output, with the model's summary."""
-        self._draft = draft = await add_summary(self._draft, compacted)
+        draft = await add_summary(self._draft, compacted)
+        self._draft = draft
         if self._recorded is not None:
             self._recorded.model_items = draft.prompt.ask.items
         id = object_forms.make_item_id("compaction", draft.key, self._writer.number)
@@ -418,10 +460,8 @@ class ResponseRun(Generation):
     def _encode_states(self, *names: str) -> Frames:
         if not self.is_streamed:
             return []
-        response, events = self._build_response([]), list[StreamEvent]()
-        for name in names:
-            events.append({"type": f"response.{name}", "response": response})
-        return self._render(events)
+        response = self._build_response([])
+        return self._render([{"type": f"response.{name}", "response": response} for name in names])
 
     def serialize(self) -> bytes:
         """Return the complete response as JSON."""
@@ -451,29 +491,37 @@ class ResponseRun(Generation):
     def end(self) -> None:
         """Release all resources; a response that is not settled by now has failed."""
         if self in self.service.running:
-            history = self._draft.history
-            stored_on = "nothing" if history.node is None else "response"
-            count(
-                "server_responses_total",
-                memory=stored_on if history.conversation is None else "conversation",
-                status=self._result_fields["status"] if self.is_complete else self._failure[0],
-            )
+            self._count_response()
         super().end()
-        is_unsettled, self._state = self._state == "in_progress", "settled"
+        is_unsettled = self._stored_state in UNSETTLED_STATES
+        self._stored_state = StoredState.SETTLED
         if is_unsettled and self._is_left_to_others:
             self._locked = None  # the lock belongs to the response
-            return
-        if is_unsettled and self.before_settle is not None:
-            self.before_settle()
-        if is_unsettled or self._locked is not None:
-            failure = self._failure if is_unsettled else None
-            self.service.submit(self._release, failure, is_long=self._draft.is_large)
+        elif is_unsettled:
+            if self.before_settle is not None:
+                self.before_settle()
+            status, cause = self._failure
+            self.service.submit(self._store_failure, status, cause, is_long=self._draft.is_large)
+        elif self._locked is not None:
+            self.service.submit(self._unlock, is_long=self._draft.is_large)
 
-    def _release(self, failure: tuple[str, ApiError | str | None] | None) -> None:
-        """Unlock the conversation, and then store the failure of an unsettled response."""
+    def _count_response(self) -> None:
+        """Count the response for the metrics, by what it continues and how it has ended."""
+        history = self._draft.history
+        memory = "nothing"
+        if history.conversation is not None:
+            memory = "conversation"
+        elif history.node is not None:
+            memory = "response"
+        status, _ = self._failure
+        if self.is_complete:
+            status = self._result_fields["status"]
+        count("server_responses_total", memory=memory, status=status)
+
+    def _store_failure(self, status: str, cause: ApiError | str | None) -> None:
+        """Unlock the conversation, and then store the failure of the response."""
         self._unlock()
-        if failure is not None:
-            self.service.responses.fail(self.node, *failure)
+        self.service.responses.fail(self.node, status, cause)
 
     @property
     def _is_left_to_others(self) -> bool:
@@ -484,7 +532,8 @@ class ResponseRun(Generation):
     def _handle_wait(self) -> None:
         super()._handle_wait()
         # If it took long, or a round trip, this would be useless for the client.
-        if self._state != "unwritten" or self._draft.is_large or not self.service.is_database_free:
+        is_stored = self._stored_state is not StoredState.NOTHING
+        if is_stored or self._draft.is_large or not self.service.is_database_free:
             return
         # The loop calls this method, so nothing else would report an error.
         try:
@@ -501,18 +550,19 @@ class ResponseRun(Generation):
         self.stop("failed")
 
     def begin(self) -> None:
-        """Store the response as in progress or queued, before its client receives the id."""
+        """Store the response as in progress, before its client receives the id."""
         if self._draft.store:
-            self._state = "in_progress"
+            self._stored_state = StoredState.IN_PROGRESS
             self._insert()
 
     def _insert(self) -> None:
         barrier = has_compaction(self._draft.input)
-        queued = self._result_fields is object_forms.QUEUED_FIELDS
-        self.service.responses.begin(self._entry, barrier=barrier, queued=queued)
+        is_queued = self._stored_state is StoredState.QUEUED
+        self.service.responses.begin(self._entry, barrier=barrier, queued=is_queued)
 
     async def _complete(self) -> None:
-        draft, writer = self._draft, self._writer
+        draft = self._draft
+        writer = self._writer
         self._result_fields = object_forms.build_finished_fields(
             reason=writer.incomplete_reason,
             now=int(self.service.clock()),
@@ -520,29 +570,39 @@ class ResponseRun(Generation):
         )
         if writer.reasoning_texts:
             self.service.remember_reasoning(writer.items, writer.reasoning_texts)
-        result, output = encode(self._result_fields), encode(writer.items)
+
+        result_json = encode(self._result_fields)
+        output = encode(writer.items)
         if draft.store:
             if self.before_settle is not None:
                 self.before_settle()
             is_long = draft.is_large or len(output) > LARGE_BYTES
-            await self.service.run(self._store_result, result, output, is_long=is_long)
+            await self.service.run(self._store_result, result_json, output, is_long=is_long)
         if self._unstored is not None:
             context = None if draft.store else self._build_context(len(output))
             self._unstored.memory.store(self._unstored.lane, self.id, context)
-        self._response_json = object_forms.join_response(self._entry.request_json, result, output)
+        request_json = self._entry.request_json
+        self._response_json = object_forms.join_response(request_json, result_json, output)
 
     def _store_result(self, result_json: bytes, output: bytes) -> None:
         """Store the result; the conversation is unlocked with it, because any client may continue it then."""
-        entry, stored = self._entry, self.service.responses
+        entry = self._entry
+        is_new = self._stored_state is StoredState.NOTHING
         try:
             context = self._build_context(len(entry.input) + len(output))
-            barrier, status = has_compaction(context.items), self._result_fields["status"]
-            outcome = ResponseResult(status, result_json, output, barrier, context.own_tokens)
-            is_stored = stored.settle(entry, outcome, is_new=self._state == "unwritten")
+            result = ResponseResult(
+                status=self._result_fields["status"],
+                result_json=result_json,
+                output=output,
+                barrier=has_compaction(context.items),
+                tokens=context.own_tokens,
+            )
+            is_stored = self.service.responses.settle(entry, result, is_new=is_new)
         except BaseException:
             self._unlock()
             raise
-        self._state, self._locked = "settled", None
+        self._stored_state = StoredState.SETTLED
+        self._locked = None
         if is_stored:
             self.service.nodes.cache.put(self.node, entry.parent, context)
         elif self.service.claims is not None:
@@ -557,33 +617,35 @@ class ResponseRun(Generation):
 
     def _build_context(self, size: int) -> Context:
         """Return the context that ends with this response, which adds ``size`` bytes to it."""
-        draft, before = self._draft, self._draft.history.context
+        draft = self._draft
         items = [*draft.input, *self._writer.items]
         if has_compaction(items):
             retained = slice_from_compaction(items)
-            seen = self.service.expand_items(retained)
-            return extend_context(
-                EMPTY_CONTEXT, retained, seen, object_forms.count_items(seen), size
-            )
+            model_items = self.service.expand_items(retained)
+            tokens = object_forms.count_items(model_items)
+            return extend_context(EMPTY_CONTEXT, retained, model_items, tokens, size)
+
+        history = draft.history.context
         tokens = draft.new_tokens + sum(self._writer.count_each())
         if not (draft.history.in_memory and draft.store):
-            return extend_context(before, items, items, tokens, size)
+            return extend_context(history, items, items, tokens, size)
+
+        # Only a connection has the history, so the row of this response contains all of it.
+        all_items = [*history.list_items(), *items]
+        all_model_items = [*history.list_model_items(), *items]
         return extend_context(
-            EMPTY_CONTEXT,
-            [*before.list_items(), *items],
-            [*before.list_model_items(), *items],
-            before.tokens + tokens,
-            size,
+            EMPTY_CONTEXT, all_items, all_model_items, history.tokens + tokens, size
         )
 
-    def _build_response(self, output: list[Any]) -> dict[str, Any]:
+    def _build_response(self, output: Sequence[Any]) -> dict[str, Any]:
         return {**self._draft.request_fields, **self._result_fields, "output": output}
 
     def _finish(self) -> Frames:
-        output: list[Any] = self._writer.items
-        if not self.is_complete:
-            output, self._result_fields = [], object_forms.build_failed_fields(*self._failure)
-        return self._render(build_last_events(self._build_response(output)))
+        if self.is_complete:
+            return self._render(build_last_events(self._build_response(self._writer.items)))
+        status, cause = self._failure
+        self._result_fields = object_forms.build_failed_fields(status, cause)
+        return self._render(build_last_events(self._build_response([])))
 
 
 def build_repeated_events(response: dict[str, Any]) -> list[StreamEvent]:
