@@ -70,7 +70,7 @@ class ServerStateMachine(RuleBasedStateMachine):
     def open(self) -> None:
         """Start a server on the database with a small cache."""
         options: Any = {"retention": 10 * DAY, "limits": Limits(cache_bytes=15_000)}
-        self.service = ServerState(Settings(db=self.db, clock=lambda: self.now, **options))
+        self.service = ServerState.open(Settings(db=self.db, clock=lambda: self.now, **options))
 
     def teardown(self) -> None:
         """Delete everything and stop."""
@@ -254,7 +254,7 @@ TestServerState.settings = settings(
 def test_reasoning_texts_are_remembered_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reasoning is found by item id or decrypted; above the limit, old texts are dropped."""
     monkeypatch.setattr("kedge.server.state.MAX_REASONING_TEXTS", 2)
-    state = ServerState(Settings())
+    state = ServerState.open(Settings())
     items = [{"type": "reasoning", "id": f"rs_{n}"} for n in range(3)]
     state.remember_reasoning([{"type": "message", "id": "msg_1"}, *items], ["a", "b", "c"])
     assert [state.read_reasoning(item) for item in items] == ["", "b", "c"]

@@ -166,7 +166,7 @@ def create_app(
         CannotServe: If the database cannot be opened.
     """
     settings = settings or Settings()
-    service = ServerState(settings)
+    service = ServerState.open(settings)
     background = BackgroundJobs(settings.limits, settings.clock)
 
     @contextlib.asynccontextmanager

@@ -31,8 +31,10 @@ log = logging.getLogger("kedge.server")
 
 STORE_SECONDS = 0.1
 """Seconds for which events are collected before they are stored."""
-MIN_POLL_SECONDS, MAX_POLL_SECONDS = 0.05, 0.4
-"""Seconds between two reads of stored events: short while there are new ones, longer otherwise."""
+MIN_POLL_SECONDS = 0.05
+"""Seconds between two reads of stored events while there are new ones."""
+MAX_POLL_SECONDS = 0.4
+"""The longest time between two reads of stored events, which doubles as long as there are no new ones."""
 
 
 class EventRecorder:
@@ -56,9 +58,11 @@ class EventRecorder:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        frames, self._frames = self._frames, []
+        frames = self._frames
+        self._frames = []
         if frames and self._service.claims is not None:
-            first, self._next = self._next, self._next + len(frames)
+            first = self._next
+            self._next += len(frames)
             self._service.submit(self._service.claims.add_events, self._node, first, frames)
 
 
@@ -151,11 +155,13 @@ class BackgroundJobs:
             run = ResponseRun(view, draft, first_event=first)
         except StoreError:
             raise
+        except errors.ApiError as error:
+            await service.run(_fail_claimed, view, claimed, error)
+            return
         except Exception as error:  # noqa: BLE001 - such as of a request to a newer version
-            cause = error if isinstance(error, errors.ApiError) else None
-            if not isinstance(error, errors.ApiError | LookupError):
+            if not isinstance(error, LookupError):
                 log_failure("a background response of another server cannot be continued", error)
-            await service.run(_fail_claimed, view, claimed, cause)
+            await service.run(_fail_claimed, view, claimed, None)
             return
         self.start(run, EventLog(first))
 
@@ -175,10 +181,14 @@ class BackgroundJobs:
         """
         if service.claims is not None:
             is_stored = await service.run(service.claims.count_events, node)
-            return read_stored_events(service, service.claims, node, after) if is_stored else None
+            if not is_stored:
+                return None
+            return read_stored_events(service, service.claims, node, after)
         self._drop_expired_logs()
         log = self._logs.get(id)
-        return log.read(after) if log is not None and log.has_all_after(after) else None
+        if log is None or not log.has_all_after(after):
+            return None
+        return log.read(after)
 
     async def _run_job(
         self, run: ResponseRun, log: EventLog, recorder: EventRecorder | None
@@ -221,7 +231,8 @@ class BackgroundJobs:
 
 def enqueue_run(run: ResponseRun) -> EventLog:
     """Store a response as queued, with the first events of its stream, and return the log of events."""
-    log, frames = EventLog(), run.enqueue()
+    log = EventLog()
+    frames = run.enqueue()
     log.append(frames)
     if run.service.claims is not None and run.is_streamed:
         run.service.claims.add_events(run.node, 0, frames)
@@ -247,7 +258,8 @@ async def read_stored_events(
     Raises:
         EventsDropped: If the response was deleted.
     """
-    start, pause = after + 1, MIN_POLL_SECONDS
+    start = after + 1
+    pause = MIN_POLL_SECONDS
     while True:
         stored = await service.run(claims.read_events, node, start)
         if stored is None:

@@ -49,11 +49,14 @@ T = TypeVar("T")
 def get_service(request: HTTPConnection) -> ServerState:
     """Return the state of the server that received a request, in the namespace of its caller."""
     view: ServerState | None = request.scope.get(SERVICE_KEY)
-    if view is None:
-        service: ServerState = request.app.state.service
-        caller: AccessToken | None = request.scope.get(access.CALLER_KEY)
-        view = request.scope[SERVICE_KEY] = service if caller is None else service.view_as(caller)
-    return view
+    if view is not None:
+        return view
+    service: ServerState = request.app.state.service
+    caller: AccessToken | None = request.scope.get(access.CALLER_KEY)
+    if caller is not None:
+        service = service.view_as(caller)
+    request.scope[SERVICE_KEY] = service
+    return service
 
 
 class CheckedBody(NamedTuple, Generic[T]):
@@ -151,17 +154,18 @@ async def collect_body(scope: Scope, receive: Receive, max_bytes: int, seconds: 
     declared = access.read_header(scope, b"content-length")
     if declared.isdigit() and int(declared) > max_bytes:
         raise errors.BODY_TOO_LARGE(most=max_bytes)
-    body, more = bytearray(), True
+    body = bytearray()
+    has_more = True
     try:
         async with asyncio.timeout(seconds):
-            while more:
+            while has_more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 body += message.get("body", b"")
                 if len(body) > max_bytes:
                     raise errors.BODY_TOO_LARGE(most=max_bytes)
-                more = message.get("more_body")
+                has_more = message.get("more_body", False)
     except TimeoutError:
         raise errors.REQUEST_TIMEOUT(seconds=seconds) from None
     return bytes(body)
@@ -215,7 +219,8 @@ def check_include(request: Request) -> None:
     INCLUDE.check([*query.getlist("include"), *query.getlist("include[]")], (None, "include"))
 
 
-LIMIT, DEFAULT_LIMIT = Integer(minimum=1, maximum=100), 20
+LIMIT = Integer(minimum=1, maximum=100)
+DEFAULT_LIMIT = 20
 ORDERS = ("asc", "desc")
 
 
@@ -225,7 +230,9 @@ def paginate(items: Sequence[Item], query: Mapping[str, str]) -> dict[str, Any]:
     if order not in ORDERS:
         raise errors.INVALID_VALUE(path="order", value=order, supported="'asc' and 'desc'")
     limit = parse_integer("limit", query.get("limit", str(DEFAULT_LIMIT)), LIMIT)
-    ordered = list(items) if order == "asc" else list(reversed(items))
+    ordered = list(items)
+    if order == "desc":
+        ordered.reverse()
     rest = ordered[_find_start(ordered, query.get("after")) :]
     return build_list(rest[:limit], has_more=len(rest) > limit)
 
@@ -320,7 +327,9 @@ class ServerFrontEnd(FrontEnd):
 
     def read_credentials(self, scope: Scope) -> Credentials:
         """Read the bearer token or, for Anthropic's API, the key in the ``x-api-key`` header."""
-        key = access.read_header(scope, b"x-api-key").strip() if is_anthropic(scope) else b""
+        key = b""
+        if is_anthropic(scope):
+            key = access.read_header(scope, b"x-api-key").strip()
         return Credentials(
             key or access.read_bearer_token(scope),
             needed="metrics" if scope["path"] == METRICS_PATH else "server",

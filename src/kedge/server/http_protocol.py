@@ -119,6 +119,9 @@ class LimitedHttpProtocol(H11Protocol, asyncio.BufferedProtocol):
     the first byte makes its system reset the connection, and to send the second one fails, which is a disconnect.
     """
 
+    flow: FlowControl
+    """Pauses reading and writing; uvicorn and this class set it when there is a connection."""
+
     def __init__(
         self,
         config: "Config",

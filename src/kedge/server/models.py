@@ -181,7 +181,9 @@ class PracticeModel:
         except SchemaTooComplex as error:
             raise SCHEMA_TOO_COMPLEX(problem=error.problem) from error
         in_chunks = prompt.stream or bool(prompt.body.get("background"))
-        pace = (reply.pace or self.pace) if in_chunks else 0.0
+        pace = 0.0
+        if in_chunks:
+            pace = reply.pace or self.pace
         for piece in _iter_output(reply.parts, in_chunks, prompt.max_tokens):
             yield piece
             if pace and isinstance(piece, ItemDelta):
@@ -200,7 +202,8 @@ def _iter_output(
 ) -> Iterator[OutputEvent]:
     for part in parts:
         yield ItemOpened(part.kind, part.name)
-        text, is_cut = part.text, False
+        text = part.text
+        is_cut = False
         if max_tokens is not None:
             text, max_tokens, is_cut = _truncate_text(text, max_tokens)
         if stream:
@@ -225,7 +228,8 @@ def _truncate_text(text: str, max_tokens: int) -> tuple[str, int, bool]:
         tokens = count_text(text)
         if tokens <= max_tokens:
             return text, max_tokens - tokens, False
-    low, high = 0, min(len(text), max_tokens * MAX_TOKEN_BYTES + 1)
+    low = 0
+    high = min(len(text), max_tokens * MAX_TOKEN_BYTES + 1)
     while high - low > 1:
         middle = (low + high) // 2
         if count_text(text[:middle]) <= max_tokens:
@@ -239,31 +243,77 @@ async def apply_stop_sequences(
     events: AsyncIterator[OutputEvent], stops: tuple[str, ...]
 ) -> AsyncIterator[OutputEvent]:
     """Yield the events of an answer up to the first stop sequence in its text."""
-    pending: str | None = None  # the end of the open text; None if no text is open
-    logprobs: tuple[Mapping[str, Any], ...] = ()  # of tokens that are in this end, or before it
-    before = 0  # the characters of these tokens that were sent
+    scanner: StopScanner | None = None  # of the open text
     time_slice = TimeSlice()
     async for piece in events:
         await time_slice.share()  # not every delta becomes an event
-        if isinstance(piece, ItemOpened):
-            pending, logprobs, before = "" if piece.kind == "text" else None, (), 0
-        elif pending is not None and isinstance(piece, ItemDelta):
-            pending, logprobs = pending + piece.text, logprobs + piece.logprobs
-            text, stop_sequence = _find_first_stop(pending, stops)
-            if stop_sequence:
-                yield ItemDelta(text, _take_logprobs(logprobs, before + len(text)))
-                yield ItemClosed(stop_sequence)
-                return
-            end = len(pending) - _partial_stop_length(pending, stops)
-            text, pending = pending[:end], pending[end:]
-            if text:
-                yield ItemDelta(text, () if pending else logprobs)
-                before, logprobs = (before + len(text), logprobs) if pending else (0, ())
-            continue
-        elif pending and isinstance(piece, ItemClosed | OutputTruncated):
-            yield ItemDelta(pending, logprobs)
-            pending = None
+        match piece:
+            case ItemDelta() if scanner is not None:
+                delta = scanner.feed(piece)
+                if delta is not None:
+                    yield delta
+                if scanner.stop_sequence:
+                    yield ItemClosed(scanner.stop_sequence)
+                    return
+                continue
+            case ItemOpened():
+                scanner = StopScanner(stops) if piece.kind == "text" else None
+            case ItemClosed() | OutputTruncated() if scanner is not None:
+                rest = scanner.flush()
+                scanner = None
+                if rest is not None:
+                    yield rest
+            case _:
+                pass
         yield piece
+
+
+class StopScanner:
+    """A search for stop sequences in one text, which arrives in pieces.
+
+    A stop sequence may be in two pieces, so the end of the text is withheld as long as one may begin there. A token may
+    be in two pieces as well: log probabilities are passed on with the last character of their tokens.
+
+    Args:
+        stops: The stop sequences.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self.stop_sequence = ""
+        """The stop sequence that was found, if any."""
+        self._stops = stops
+        self._withheld = ""
+        self._logprobs: tuple[Mapping[str, Any], ...] = ()
+        """The log probabilities of tokens that end in the withheld text."""
+        self._sent_chars = 0
+        """The characters of these tokens that were passed on."""
+
+    def feed(self, piece: ItemDelta) -> ItemDelta | None:
+        """Return the text up to a stop sequence or, without one, the text in which none can begin any more."""
+        text = self._withheld + piece.text
+        self._logprobs += piece.logprobs
+        before_stop, self.stop_sequence = _find_first_stop(text, self._stops)
+        if self.stop_sequence:
+            end = self._sent_chars + len(before_stop)
+            return ItemDelta(before_stop, _take_logprobs(self._logprobs, end))
+
+        end = len(text) - _partial_stop_length(text, self._stops)
+        self._withheld = text[end:]
+        if not end:
+            return None
+        if self._withheld:
+            self._sent_chars += end
+            return ItemDelta(text[:end])
+        complete = ItemDelta(text, self._logprobs)
+        self._sent_chars = 0
+        self._logprobs = ()
+        return complete
+
+    def flush(self) -> ItemDelta | None:
+        """Return what is withheld, because the text ends here."""
+        if not self._withheld:
+            return None
+        return ItemDelta(self._withheld, self._logprobs)
 
 
 def _take_logprobs(

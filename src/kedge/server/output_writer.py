@@ -157,10 +157,13 @@ class OutputWriter:
 
     def close_open_item(self) -> list[StreamEvent]:
         """Close the item that is being written, if there is one, because the answer ends here."""
-        return [] if self._text_chunks is None else self._close_item("incomplete")
+        if self._text_chunks is None:
+            return []
+        return self._close_item("incomplete")
 
     def _open_item(self, event: models.ItemOpened) -> list[StreamEvent]:
-        self._format = form = ITEM_FORMATS[event.kind]
+        form = ITEM_FORMATS[event.kind]
+        self._format = form
         self._is_hidden = form.type == "reasoning" and not self.show_summary
         id = object_forms.make_item_id(form.type, self.key, self.number)
         item: OutputItem = {"id": id, "type": form.type}
@@ -197,18 +200,22 @@ class OutputWriter:
     ) -> list[StreamEvent]:
         text = "".join(self._text_chunks or ())
         self._text_chunks = None
-        form, item = self._format, self.items[-1]
+        form = self._format
+        item = self.items[-1]
         if form.type == "reasoning":
             self._fill_reasoning(item, ReasoningPayload(text, model_data, self.show_summary))
         else:
             item["status"] = status
             item[form.content_key] = text if form.build_part is None else [form.build_part(text)]
+
         events: list[StreamEvent] = []
         part: OutputItem = {}
         if form.build_part is not None and not self._is_hidden:
             part = item[form.content_key][0]
-            part |= {"logprobs": self._logprobs} if self._logprobs else {}
-            part |= {"annotations": list(annotations)} if annotations else {}
+            if self._logprobs:
+                part["logprobs"] = self._logprobs
+            if annotations:
+                part["annotations"] = list(annotations)
         for number, annotation in enumerate(annotations):
             added = self._build_event(f"{form.text_event}.annotation.added")
             events.append(added | {"annotation_index": number, "annotation": annotation})
@@ -225,8 +232,11 @@ class OutputWriter:
             item["encrypted_content"] = self.encrypt(payload.to_json())
 
     def _build_item_event(self, name: str) -> StreamEvent:
-        index, item = len(self.items) - 1, dict(self.items[-1])
-        return {"type": f"response.output_item.{name}", "output_index": index, "item": item}
+        return {
+            "type": f"response.output_item.{name}",
+            "output_index": len(self.items) - 1,
+            "item": dict(self.items[-1]),
+        }
 
     def _build_event(self, type: str) -> StreamEvent:
         event = {"type": type, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}

@@ -120,9 +120,9 @@ def resolve_request(
     if needs_input:
         requests.check_not_empty(body)
     key = make_key()
-    given = object_forms.list_input(body.get("input") or [])
+    input_items = object_forms.list_input(body.get("input") or [])
     stored = StoredItems(service.nodes)
-    items = coherence.resolve_references(given, stored)
+    items = coherence.resolve_references(input_items, stored)
     coherence.check_request(history.context.coherence, items, stored)
     return ResolvedRequest(key, history, items)
 
@@ -155,9 +155,10 @@ def build_draft(
     draft = _build_draft(service, body, resolved.key, history, items, on_socket=on_socket)
     if not draft.store:
         return draft
-    earlier = history.context.list_items() if history.in_memory else []
-    input_json = encode([*earlier, *items])
-    return draft._replace(input_json=input_json, idempotency_key=idempotency_key)
+    stored_items = items
+    if history.in_memory:
+        stored_items = [*history.context.list_items(), *items]
+    return draft._replace(input_json=encode(stored_items), idempotency_key=idempotency_key)
 
 
 def prepare_claimed(service: ServerState, claimed: "ClaimedResponse") -> ResponseDraft:
@@ -220,32 +221,33 @@ def _build_draft(
     requests.check_tool_choice(body, model_input.items)
     if not service.ignores_unknown:
         requests.check_json_mentioned(body, model_input.items)
-    triggered = bool(items) and items[-1]["type"] == encrypted_content.TRIGGER_TYPE
-    compacted = _compact_if_needed(body, model_input, model.window, triggered=triggered)
-    seen = model_input
+    is_triggered = bool(items) and items[-1]["type"] == encrypted_content.TRIGGER_TYPE
+    compacted = _compact_if_needed(body, model_input, model.window, is_triggered=is_triggered)
+    prompt_input = model_input
     if compacted is not None:
-        service.cipher.require("input" if triggered else "context_management")
-        seen = ModelInput(compacted.items, object_forms.count_items(compacted.items))
-    if seen.tokens > model.window:
-        seen = truncate_to_window(seen, body, model.window)
-    cached = 0
+        service.cipher.require("input" if is_triggered else "context_management")
+        prompt_input = ModelInput(compacted.items, object_forms.count_items(compacted.items))
+    if prompt_input.tokens > model.window:
+        prompt_input = truncate_to_window(prompt_input, body, model.window)
+    cached_tokens = 0
     # A prompt that was compacted or truncated has another prefix.
-    is_cacheable = automatic_cache and seen.tokens >= prompt_cache.MIN_CACHED_TOKENS
-    if is_cacheable and seen is model_input and not has_compaction(items):
-        cached = read_prompt_cache(service, body, history.context, items, seen)
+    is_cacheable = automatic_cache and prompt_input.tokens >= prompt_cache.MIN_CACHED_TOKENS
+    if is_cacheable and prompt_input is model_input and not has_compaction(items):
+        cached_tokens = read_prompt_cache(service, body, history.context, items, prompt_input)
+    # The usage of a response that compacts its context counts all of it.
+    counted_input = prompt_input if compacted is None else model_input
+    created_at = int(service.clock())
     return ResponseDraft(
         key=key,
-        request_fields=object_forms.build_request_fields(
-            key, int(service.clock()), body, store=store
-        ),
+        request_fields=object_forms.build_request_fields(key, created_at, body, store=store),
         history=history,
         input=items,
         new_tokens=sum(model_input.new_counts),
-        usage=ModelUsage((seen if compacted is None else model_input).tokens, 0, cached),
+        usage=ModelUsage(counted_input.tokens, 0, cached_tokens),
         store=store,
-        prompt=_build_prompt(service, body, seen.items),
+        prompt=_build_prompt(service, body, prompt_input.items),
         compacted=compacted,
-        skip_model=triggered or body.get("generate") is False,
+        skip_model=is_triggered or body.get("generate") is False,
         model=model,
     )
 
@@ -262,43 +264,45 @@ def reads_history(service: ServerState, body: Body, unstored: LaneMemory | None 
 
 def find_history(service: ServerState, body: Body, unstored: LaneMemory | None = None) -> History:
     """Return the context that a request continues."""
-    conversation, previous = body.get("conversation"), body.get("previous_response_id")
-    if conversation is not None and previous is not None:
+    conversation = body.get("conversation")
+    previous_response_id = body.get("previous_response_id")
+    if conversation is not None and previous_response_id is not None:
         raise errors.MUTUALLY_EXCLUSIVE()
     history = EMPTY_HISTORY
     if conversation is not None:
-        history = _find_conversation_history(
-            service, conversation if isinstance(conversation, str) else conversation["id"]
-        )
+        id: str = conversation if isinstance(conversation, str) else conversation["id"]
+        history = _find_conversation_history(service, id)
     if body.get("prompt") is not None:  # this server has no stored prompts
         raise errors.PROMPT_NOT_FOUND(id=body["prompt"]["id"])
-    return history if previous is None else _find_response_history(service, previous, unstored)
+    if previous_response_id is not None:
+        history = _find_response_history(service, previous_response_id, unstored)
+    return history
 
 
 def _find_conversation_history(service: ServerState, id: str) -> History:
     if service.settings.zero_data_retention:
         raise errors.CONVERSATION_ZERO_DATA_RETENTION()
-    found = service.conversations.find(id)
-    if found is not None:
+    conversation = service.conversations.find(id)
+    if conversation is not None:
+        node = conversation.node
         with suppress(LookupError):  # another process of a shared database has just deleted it
-            return History(service.nodes.load_context(found.node), found.node, found.id)
+            return History(service.nodes.load_context(node), node, conversation.id)
     raise errors.CONVERSATION_NOT_FOUND(id=id)
 
 
 def _find_response_history(service: ServerState, id: str, unstored: LaneMemory | None) -> History:
-    remembered = None if unstored is None else unstored.memory.find(id)
-    if remembered is not None:
-        return History(remembered, in_memory=True)
+    if unstored is not None:
+        context = unstored.memory.find(id)
+        if context is not None:
+            return History(context, in_memory=True)
     if service.settings.zero_data_retention:
+        if unstored is None:
+            raise errors.ZERO_DATA_RETENTION()
         # On a WebSocket this is not an error of the client: it may have been evicted just now.
-        raise (
-            errors.ZERO_DATA_RETENTION()
-            if unstored is None
-            else errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
-        )
-    found = service.responses.find(id)
-    if found is not None:
-        node, status, _ = found
+        raise errors.PREVIOUS_RESPONSE_NOT_FOUND(id=id)
+    response = service.responses.find(id)
+    if response is not None:
+        node, status, _ = response
         if status not in CHAINABLE_STATUSES:
             raise errors.PREVIOUS_RESPONSE_UNFINISHED(id=id, status=status)
         with suppress(LookupError):  # as above
@@ -327,21 +331,26 @@ def build_model_input(
     service: ServerState, body: Body, history: History, items: Sequence[Item]
 ) -> ModelInput:
     """Return the input of a model: the history, unless a compaction replaces it, and the new items."""
-    settings = count_instruction_tokens(body)
+    instruction_tokens = count_instruction_tokens(body)
     if has_compaction(items):
-        seen = service.expand_items(slice_from_compaction(items))
-        return ModelInput(seen, settings + object_forms.count_items(seen))
+        expanded = service.expand_items(slice_from_compaction(items))
+        return ModelInput(expanded, instruction_tokens + object_forms.count_items(expanded))
     context = contexts.truncate_history(history.context)
     counts = tuple(map(object_forms.count_item, items))
-    tokens = settings + context.tokens + sum(counts)
+    tokens = instruction_tokens + context.tokens + sum(counts)
     return ModelInput(contexts.ContextItems(context, items), tokens, counts)
 
 
 def count_instruction_tokens(body: Body) -> int:
     """Count the tokens of instructions and tools, which are sent with every request."""
-    instructions, tools = body.get("instructions"), body.get("tools")
-    tokens = object_forms.count_text(instructions) if isinstance(instructions, str) else 0
-    return tokens + (object_forms.count_json(tools) if tools else 0)
+    tokens = 0
+    instructions = body.get("instructions")
+    if isinstance(instructions, str):
+        tokens += object_forms.count_text(instructions)
+    tools = body.get("tools")
+    if tools:
+        tokens += object_forms.count_json(tools)
+    return tokens
 
 
 def truncate_to_window(model_input: ModelInput, body: Body, window: int) -> ModelInput:
@@ -359,27 +368,30 @@ def truncate_to_window(model_input: ModelInput, body: Body, window: int) -> Mode
 
 async def summarize(model: Model, compacted: CompactedContext) -> CompactedContext:
     """Return a compaction with the model's summary of the items that it omits, if there are any."""
-    omitted = compacted.omitted_items
-    return replace(compacted, summary=await model.summarize(omitted)) if omitted else compacted
+    if not compacted.omitted_items:
+        return compacted
+    return replace(compacted, summary=await model.summarize(compacted.omitted_items))
 
 
 async def add_summary(draft: ResponseDraft, compacted: CompactedContext) -> ResponseDraft:
     """Add the model's summary of the items that a compaction omits, if the model writes one."""
-    ask, summarized = draft.prompt.ask, await summarize(draft.model, compacted)
+    summarized = await summarize(draft.model, compacted)
     if not summarized.summary:
         return draft
-    # The note is the first item, unless it was dropped to fit the window.
-    has_note = list(ask.items[:1]) == compacted.items[:1]
-    items = [*summarized.items[:1], *ask.items[1:]] if has_note else ask.items
+    ask = draft.prompt.ask
+    items = ask.items
+    has_note = list(items[:1]) == compacted.items[:1]  # unless it was dropped to fit the window
+    if has_note:
+        items = [*summarized.items[:1], *items[1:]]
     prompt = replace(draft.prompt, ask=replace(ask, items=items))
     return draft._replace(compacted=summarized, prompt=prompt)
 
 
 def _compact_if_needed(
-    body: Body, model_input: ModelInput, window: int, *, triggered: bool
+    body: Body, model_input: ModelInput, window: int, *, is_triggered: bool
 ) -> CompactedContext | None:
     """Return the replacement of the context, if this response compacts it."""
-    if triggered:
+    if is_triggered:
         return encrypted_content.compact(model_input.items[:-1], model_input.tokens // 2)
     for entry in body.get("context_management") or ():
         threshold = entry.get("compact_threshold") or window
@@ -397,9 +409,9 @@ def read_prompt_cache(
 ) -> int:
     """Cache a prompt automatically, and return the number of its tokens that were cached before."""
     context = contexts.truncate_history(context)
-    settings = model_input.tokens - context.tokens - sum(model_input.new_counts)
+    settings_tokens = model_input.tokens - context.tokens - sum(model_input.new_counts)
     prefixes = prompt_cache.iter_prefixes(
-        (prompt_cache.hash_prompt_settings(body), settings),
+        (prompt_cache.hash_prompt_settings(body), settings_tokens),
         context.iter_prefixes(),
         items,
         model_input.new_counts,
@@ -413,12 +425,14 @@ def read_prompt_cache(
 def _build_prompt(service: ServerState, body: Body, items: Sequence[Item]) -> Prompt:
     """Build the request to the model from the request body and the items of its input."""
     text: Body = body.get("text") or {}
-    choice = body.get("tool_choice")
+    tool_choice = body.get("tool_choice")
+    if tool_choice is None:
+        tool_choice = "auto"
     ask = PracticeRequest(
         items=items,
         instructions=body.get("instructions"),
         tools=body.get("tools") or (),
-        tool_choice="auto" if choice is None else choice,
+        tool_choice=tool_choice,
         parallel_tool_calls=body.get("parallel_tool_calls") is not False,
         text_format=text.get("format"),
         reasoning=body.get("reasoning"),

@@ -82,14 +82,18 @@ class PromptCache:
             prefixes: The prefixes of the prompt, longest first.
             lifetime: Seconds for which they remain cached without use.
         """
-        cached, now = 0, self._clock()
+        cached = 0
+        now = self._clock()
         renewed_at = now
         used: list[Prefix] = []
         with self._lock:
             for digest, tokens in prefixes:
-                entry = None if cached else self._renew(digest, now)
+                entry = None
+                if not cached:
+                    entry = self._renew(digest, now)
                 if entry is not None:
-                    cached, age = entry.tokens, now - entry.renewed_at
+                    cached = entry.tokens
+                    age = now - entry.renewed_at
                     if entry.lifetime == lifetime and age < lifetime * RENEWAL_SHARE:
                         renewed_at = entry.renewed_at
                         break
@@ -108,19 +112,27 @@ class PromptCache:
             breakpoints: The breakpoints in order.
             minimum: The minimum number of tokens of a prefix that the model caches.
         """
-        tokens, now = 0, self._clock()
-        cacheable = [each for each in breakpoints if each.tokens >= minimum]
+        now = self._clock()
+        cacheable = [point for point in breakpoints if point.tokens >= minimum]
         with self._lock:
-            for each in reversed(breakpoints):
-                start = max(each.index - MAX_LOOKBACK, -1)
-                found = (self._renew(digests[index], now) for index in range(each.index, start, -1))
-                tokens = next((entry.tokens for entry in found if entry), 0)
-                if tokens:
-                    break
-            for each in cacheable:
-                self._store([(digests[each.index], each.tokens)], each.lifetime, now, now)
-        end = cacheable[-1].tokens if cacheable else 0
-        return tokens, max(end - tokens, 0)
+            tokens = self._find_tokens(digests, breakpoints, now)
+            for point in cacheable:
+                self._store([(digests[point.index], point.tokens)], point.lifetime, now, now)
+        if not cacheable:
+            return tokens, 0
+        return tokens, max(cacheable[-1].tokens - tokens, 0)
+
+    def _find_tokens(
+        self, digests: Sequence[bytes], breakpoints: Sequence[Breakpoint], now: float
+    ) -> int:
+        """Return the tokens of the longest cached prefix near one of the breakpoints, and renew it."""
+        for point in reversed(breakpoints):
+            start = max(point.index - MAX_LOOKBACK, -1)
+            for index in range(point.index, start, -1):
+                entry = self._renew(digests[index], now)
+                if entry is not None:
+                    return entry.tokens
+        return 0
 
     def _renew(self, digest: bytes, now: float) -> "_Entry | None":
         """Return an entry that has not expired and restart its lifetime, or return None."""
@@ -178,8 +190,12 @@ def iter_prefixes(
     for digest, count in zip(hash_items(last, items), counts, strict=False):
         total += count
         new.append((digest, total))
-    for digest, count in chain(reversed(new), [newest] if newest else (), stored):
-        yield settings + digest, count and tokens + count
+    new.reverse()
+    if newest is not None:
+        new.append(newest)
+    for digest, count in chain(new, stored):
+        length = tokens + count if count else 0
+        yield settings + digest, length
     yield start
 
 

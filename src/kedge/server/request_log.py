@@ -105,22 +105,27 @@ class RevocationWatch:
 
 async def receive_until(receive: Receive, end: asyncio.Event) -> Message | None:
     """Return the next message of a client, or None if the event is set before."""
-    tasks = asyncio.ensure_future(receive()), asyncio.ensure_future(end.wait())
+    receiving = asyncio.ensure_future(receive())
+    ending = asyncio.ensure_future(end.wait())
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return None if end.is_set() else tasks[0].result()
+        await asyncio.wait((receiving, ending), return_when=asyncio.FIRST_COMPLETED)
+        return None if end.is_set() else receiving.result()
     finally:
-        for task in tasks:
-            task.cancel()
+        receiving.cancel()
+        ending.cancel()
 
 
 class _WatchedConnection:
     """A request or a WebSocket, whose client seems to disconnect when its token or session ends."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._scope, self._receive, self._send = scope, receive, send
+        self._scope = scope
+        self._receive = receive
+        self._send = send
         self._lock = asyncio.Lock()
-        self._is_started = self._is_finished = self._has_length = False
+        self._is_started = False
+        self._is_finished = False
+        self._has_length = False
         self.revoked = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -136,7 +141,8 @@ class _WatchedConnection:
                 return
             if message["type"] in ("http.response.start", "websocket.accept"):
                 names = [name.lower() for name, _ in message.get("headers", ())]
-                self._has_length, self._is_started = b"content-length" in names, True
+                self._has_length = b"content-length" in names
+                self._is_started = True
             elif message["type"] in ("http.response.body", "websocket.close"):
                 self._is_finished = not message.get("more_body")
             await self._send(message)
@@ -358,15 +364,22 @@ class RequestMiddleware:
                     raise  # a response has started: the connection must be closed
                 await self._front.build_failure(scope)(scope, receive, send)
             finally:
-                took = time.perf_counter() - started
-                self._log_request(scope, took)
+                seconds = time.perf_counter() - started
+                self._log_request(scope, seconds)
                 if recorded is not None:
-                    recorded.status, recorded.seconds = scope[STATUS_KEY], took
-                    recorded.reply = bytes(reply[: self._reply_bytes])
-                    if recorded.status >= FIRST_ERROR_STATUS:
-                        recorded.error = bytes(reply[:MAX_ERROR_BYTES])
-                    if self._on_finish is not None:
-                        self._on_finish(recorded, scope)
+                    self._complete_record(recorded, scope, seconds, reply)
+
+    def _complete_record(
+        self, recorded: RecordedRequest, scope: Scope, seconds: float, reply: bytearray
+    ) -> None:
+        """Record the response to a request, and call the listener."""
+        recorded.status = scope[STATUS_KEY]
+        recorded.seconds = seconds
+        recorded.reply = bytes(reply[: self._reply_bytes])
+        if recorded.status >= FIRST_ERROR_STATUS:
+            recorded.error = bytes(reply[:MAX_ERROR_BYTES])
+        if self._on_finish is not None:
+            self._on_finish(recorded, scope)
 
     def _wrap_send(self, scope: Scope, send: Send, reply: bytearray | None = None) -> Send:
         """Return a ``send`` that adds headers, and reads the status and the start of the body."""
@@ -374,12 +387,12 @@ class RequestMiddleware:
         async def send_observed(message: Message) -> None:
             if message["type"] in START_MESSAGES:
                 scope[STATUS_KEY] = message.get("status", SWITCHING_PROTOCOLS)
-                if (recorded := scope.get(RECORD_KEY)) is not None:
+                recorded: RecordedRequest | None = scope.get(RECORD_KEY)
+                if recorded is not None:
                     recorded.status = scope[STATUS_KEY]
                 headers = [*message.get("headers", ()), *scope[RESPONSE_HEADERS_KEY]]
-                if defaults := self._front.default_headers:
-                    sent = dict(headers)
-                    headers += [pair for pair in defaults if pair[0] not in sent]
+                names = {name for name, _ in headers}
+                headers += [pair for pair in self._front.default_headers if pair[0] not in names]
                 message["headers"] = headers
             elif reply is not None and len(reply) < self._count_retained(scope):
                 reply.extend(message.get("body", b""))
@@ -399,24 +412,24 @@ class RequestMiddleware:
         return self._reply_bytes
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        grant: Grant | None = None
         presented = self._front.read_credentials(scope)
-        if presented is not None:
-            decision = await self._front.policy.authorize(scope, presented)
-            if decision.rejection is None or decision.caller is not None:
-                scope[access.CALLER_KEY] = decision.caller
-            if decision.rejection is not None:
-                rejection = self._front.build_rejection(scope, decision.rejection)
-                rejection.headers.update(decision.rejection.headers)
-                await rejection(scope, receive, send)
-                return
-            for name, value in decision.headers.items():
-                scope[RESPONSE_HEADERS_KEY].append((name.encode(), value.encode()))
-            grant = decision.grant
-        if grant is None:
+        if presented is None:
+            await self._app(scope, receive, send)
+            return
+        decision = await self._front.policy.authorize(scope, presented)
+        if decision.rejection is None or decision.caller is not None:
+            scope[access.CALLER_KEY] = decision.caller
+        if decision.rejection is not None:
+            rejection = self._front.build_rejection(scope, decision.rejection)
+            rejection.headers.update(decision.rejection.headers)
+            await rejection(scope, receive, send)
+            return
+        for name, value in decision.headers.items():
+            scope[RESPONSE_HEADERS_KEY].append((name.encode(), value.encode()))
+        if decision.grant is None:
             await self._app(scope, receive, send)
         else:
-            await self._watch.run(self._app, grant, scope, receive, send)
+            await self._watch.run(self._app, decision.grant, scope, receive, send)
 
     def _log_request(self, scope: Scope, seconds: float) -> None:
         """Count a request by the pattern of its route, since a path may contain an id, and log it."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from itertools import islice
 from typing import Any, Generic, Self, TypeVar
 
@@ -185,22 +185,27 @@ class BufferedSender:
         self._size = 0
         self._has_pending = asyncio.Event()
         self._send_lock = asyncio.Lock()
+        self._exit_stack = AsyncExitStack()
         self.is_released = False
 
     async def __aenter__(self) -> Self:
-        self._flush_task = asyncio.create_task(self._flush_when_pending())
-        self._timer = asyncio.get_running_loop().call_later(self._grace, self.release)
+        flush_task = asyncio.create_task(self._flush_when_pending())
+        timer = asyncio.get_running_loop().call_later(self._grace, self.release)
+        self._exit_stack.push_async_callback(self._close, flush_task, timer)
         if not self._grace:
             self.release()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._timer.cancel()
+        await self._exit_stack.aclose()
+
+    async def _close(self, flush_task: "asyncio.Task[None]", timer: asyncio.TimerHandle) -> None:
+        timer.cancel()
         if self.is_released:
             await self.flush()  # before the task is cancelled: during a send it would lose frames
-        if self._flush_task.done():
-            self._flush_task.result()
-        self._flush_task.cancel()
+        if flush_task.done():
+            flush_task.result()
+        flush_task.cancel()
 
     def release(self) -> None:
         """Send what is pending, and from now on all frames."""
@@ -223,8 +228,9 @@ class BufferedSender:
         """Send the pending frames."""
         async with self._send_lock:
             self._has_pending.clear()
-            start, self._start = self._start, None
+            start = self._start
             if start is not None:
+                self._start = None
                 await self._send({**start})
             if self._pending:
                 body = b"".join(self._pending)

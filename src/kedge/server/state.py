@@ -1,11 +1,11 @@
 """The state of one server: its database, models, running generations and connections."""
 
-import copy
 import hashlib
 import hmac
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kedge._internal.access_tokens import AccessToken, TokenReservation
@@ -39,12 +39,8 @@ class Stoppable(Protocol):
         """End soon, as ``failed`` if the server shuts down."""
 
 
-class ServerState:
-    """The state of one server, in the namespace of the administrator or of a caller.
-
-    It may only be used in the thread of the event loop, and by functions that ``run`` and ``submit`` call:
-    those that read or write the database. Objects that were stored, cached or encrypted in another
-    namespace are not found, read or decrypted.
+class SharedState:
+    """What all namespaces of one server share: the settings, the models, the database, and what is running.
 
     Args:
         settings: The settings of the server.
@@ -55,20 +51,11 @@ class ServerState:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._caller: AccessToken | None = None
         self.access = AccessPolicy(
             settings.token, settings.any_host, settings.callers, settings.limits.header_bytes
         )
-        self._views: dict[str, ServerState] = {}
         self.model = settings.model
         self.models = dict(settings.models) or {settings.model.name: settings.model}
-        self._database = open_server_database(settings)
-        self.clock = self._database.clock
-        self.claims = self._database.claims
-        self.run = self._database.run
-        self.submit = self._database.submit
-        self.transact = self._database.transact
-        self.check_health = self._database.check_health
         self.ignores_unknown = settings.unknown_parameters == "ignore" or (
             settings.unknown_parameters is None
             and not all(isinstance(model, PracticeModel) for model in self.models.values())
@@ -77,42 +64,116 @@ class ServerState:
         """Ignored parameters that the log already names."""
         self.running: set[Stoppable] = set()
         self.sockets: set[ServerConnection] = set()
-        key = secrets.token_bytes(encrypted_content.KEY_BYTES)
-        self._key = self._database.get_or_add_fact("sealing key", key) or key
-        self._cache = ContextCache(settings.limits.cache_bytes)
-        self._bind("", self._key)
-        if self._database.in_store and self.claims is None:
-            self.responses.fail_unfinished(settings.limits.answer_seconds)
-        elif self._database.unclean_shutdown:
-            self.responses.fail_unfinished()
+        self.database = open_server_database(settings)
+        self.contexts = ContextCache(settings.limits.cache_bytes)
+        new_key = secrets.token_bytes(encrypted_content.KEY_BYTES)
+        self.key = self.database.get_or_add_fact("sealing key", new_key) or new_key
+        """The key of the database, from which the keys of the namespaces are derived."""
+        self.node_keys = NodeKeys(self.key)
+        self._namespaces: dict[str, Namespace] = {}
+
+    def get_namespace(self, name: str) -> "Namespace":
+        """Return a namespace, with its caches; an empty name is the namespace of the administrator."""
+        namespace = self._namespaces.get(name)
+        if namespace is None:
+            namespace = Namespace(self, name)
+            self._namespaces[name] = namespace
+        return namespace
+
+
+class Namespace:
+    """What each namespace has for itself: its key, its caches, and its rows of the database.
+
+    Args:
+        shared: What it shares with the other namespaces.
+        name: Its name; empty for the administrator.
+    """
+
+    def __init__(self, shared: SharedState, name: str) -> None:
+        self.name = name
+        key = shared.key
+        if name:
+            key = hmac.digest(shared.key, b"namespace " + name.encode(), hashlib.sha256)
+        self.cipher = ContentCipher(key)
+        self.prompt_cache = PromptCache(shared.database.clock)
+        self.reasoning_texts = BoundedDict[str, str](MAX_REASONING_TEXTS)
+        expand = partial(encrypted_content.expand_compaction, self.cipher)
+        self.nodes = NodeRepository(
+            shared.database, shared.contexts, expand, shared.node_keys, name
+        )
+        self.responses = ResponseRepository(shared.database, self.nodes, shared.settings.retention)
+        self.conversations = ConversationRepository(shared.database, self.nodes)
+
+
+class ServerState:
+    """The state of one server, in the namespace of the administrator or of a caller.
+
+    It may only be used in the thread of the event loop, and by functions that ``run`` and ``submit`` call:
+    those that read or write the database. Objects that were stored, cached or encrypted in another
+    namespace are not found, read or decrypted.
+
+    Args:
+        shared: What all namespaces of the server share.
+        namespace: The namespace.
+        caller: The caller whose limits apply; None for the administrator.
+    """
+
+    def __init__(
+        self, shared: SharedState, namespace: Namespace, caller: AccessToken | None = None
+    ) -> None:
+        self._shared = shared
+        self._namespace = namespace
+        self._caller = caller
+        self._database = shared.database
+        self.settings = shared.settings
+        self.access = shared.access
+        self.model = shared.model
+        self.models = shared.models
+        self.ignores_unknown = shared.ignores_unknown
+        self.logged_parameters = shared.logged_parameters
+        self.running = shared.running
+        self.sockets = shared.sockets
+        self.clock = shared.database.clock
+        self.claims = shared.database.claims
+        self.run = shared.database.run
+        self.submit = shared.database.submit
+        self.transact = shared.database.transact
+        self.check_health = shared.database.check_health
+        self.namespace = namespace.name
+        self.cipher = namespace.cipher
+        self.prompt_cache = namespace.prompt_cache
+        self.nodes = namespace.nodes
+        self.responses = namespace.responses
+        self.conversations = namespace.conversations
+
+    @classmethod
+    def open(cls, settings: Settings) -> "ServerState":
+        """Open the database of a server, and mark the responses that an earlier process left unfinished as failed.
+
+        Args:
+            settings: The settings of the server.
+
+        Returns:
+            The state in the namespace of the administrator.
+
+        Raises:
+            CannotServe: If the database cannot be opened.
+        """
+        shared = SharedState(settings)
+        state = cls(shared, shared.get_namespace(""))
+        if shared.database.in_store and shared.database.claims is None:
+            state.responses.fail_unfinished(settings.limits.answer_seconds)
+        elif shared.database.unclean_shutdown:
+            state.responses.fail_unfinished()
+        return state
 
     def view_namespace(self, namespace: str) -> "ServerState":
         """Return this state for a namespace."""
-        view = self._views.get(namespace)
-        if view is None:
-            key = hmac.digest(self._key, b"namespace " + namespace.encode(), hashlib.sha256)
-            view = copy.copy(self)
-            view._bind(namespace, key)  # noqa: SLF001 - of this class
-        return view
+        return ServerState(self._shared, self._shared.get_namespace(namespace))
 
     def view_as(self, caller: AccessToken) -> "ServerState":
         """Return this state for a caller."""
-        view = copy.copy(self.view_namespace(caller.namespace))
-        view._caller = caller  # noqa: SLF001 - of this class
-        return view
-
-    def _bind(self, namespace: str, key: bytes) -> None:
-        """Bind the state to a namespace, with separate rows, caches and key on the same connections."""
-        self.namespace = namespace
-        self.cipher = ContentCipher(key)
-        self.prompt_cache = PromptCache(self.clock)
-        self._reasoning_texts = BoundedDict[str, str](MAX_REASONING_TEXTS)
-        self.nodes = NodeRepository(
-            self._database, self._cache, self.expand_items, NodeKeys(self._key), namespace
-        )
-        self.responses = ResponseRepository(self._database, self.nodes, self.settings.retention)
-        self.conversations = ConversationRepository(self._database, self.nodes)
-        self._views[namespace] = self
+        return ServerState(self._shared, self._shared.get_namespace(caller.namespace), caller)
 
     @property
     def is_database_free(self) -> bool:
@@ -156,7 +217,8 @@ class ServerState:
         """
 
         def purge_batch() -> int:
-            deleted, limit = self.responses.purge(), self.settings.max_db_bytes
+            deleted = self.responses.purge()
+            limit = self.settings.max_db_bytes
             if deleted or limit is None or self._database.used_bytes() <= limit:
                 return deleted
             return self.responses.delete_oldest() or self.conversations.delete_unused()
@@ -179,15 +241,16 @@ class ServerState:
         """Cache the texts of a response's reasoning, which a later response may read."""
         reasoning = [item for item in items if item["type"] == "reasoning"]
         for item, text in zip(reasoning, texts, strict=False):
-            self._reasoning_texts[item["id"]] = text
+            self._namespace.reasoning_texts[item["id"]] = text
 
     def read_reasoning(self, item: Item) -> str:
         """Return the text of a reasoning item, cached or decrypted; empty if it is unknown."""
-        text = self._reasoning_texts.get(item.get("id", ""))
+        text = self._namespace.reasoning_texts.get(item.get("id", ""))
         encrypted = item.get("encrypted_content")
         if text is None and isinstance(encrypted, str):
             payload = encrypted_content.parse_reasoning_payload(self.cipher.decrypt(encrypted))
-            text = payload.text if payload else None
+            if payload is not None:
+                text = payload.text
         return text or ""
 
     def decrypt_reasoning(self, encrypted: str) -> Any:
@@ -203,11 +266,16 @@ class ServerState:
         """
         model = self.models.get(name)
         if model is None and name:
-            default = self.settings.default
-            model = self.models.get(default or "") if self.settings.models else self.model
+            model = self._find_default_model()
         if model is None:
             raise MODEL_NOT_FOUND(model=name)
         return model
+
+    def _find_default_model(self) -> Model | None:
+        """Return the model for unknown names, if there is one."""
+        if not self.settings.models:
+            return self.model
+        return self.models.get(self.settings.default or "")
 
     async def aclose(self) -> None:
         """Close the connections of the models, then the database."""

@@ -52,7 +52,10 @@ class AsgiBridge:
     def __init__(
         self, stream_id: str | None, closed: asyncio.Event, send_message: SendMessage
     ) -> None:
-        self._suffix = b"" if stream_id is None else b',"stream_id":' + encode(stream_id) + b"}"
+        self._suffix = b""
+        """The end of each event on a lane with a name."""
+        if stream_id is not None:
+            self._suffix = b',"stream_id":' + encode(stream_id) + b"}"
         self._stream_id = stream_id
         self._closed = closed
         self._send_message = send_message
@@ -80,8 +83,9 @@ class AsgiBridge:
         await app(_build_scope(outer, memory), self._receive, self._send)
 
     async def _receive(self) -> Message:
-        body, self._body = self._body, None
+        body = self._body
         if body is not None:
+            self._body = None
             return {"type": "http.request", "body": body, "more_body": False}
         await self._closed.wait()
         return {"type": "http.disconnect"}
@@ -113,7 +117,9 @@ class AsgiBridge:
             number = event.pop("sequence_number")
             await self._send_error({**event, "type": "server_error"}, sequence_number=number)
         else:
-            await self._send_message(data[:-1] + self._suffix if self._suffix else data)
+            if self._suffix:
+                data = data[:-1] + self._suffix
+            await self._send_message(data)
 
     async def _forward_error(self) -> None:
         self.has_failed = True
@@ -158,7 +164,11 @@ DEFAULT_LANE = ""
 STREAM_ID_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 CREATE_TYPE = "response.create"
 
-GOING_AWAY, SERVICE_RESTART, INTERNAL_ERROR, UNSUPPORTED_DATA = 1001, 1012, 1011, 1003
+# The close codes of RFC 6455.
+GOING_AWAY = 1001
+UNSUPPORTED_DATA = 1003
+INTERNAL_ERROR = 1011
+SERVICE_RESTART = 1012
 
 
 class QueuedRequest(Struct):

@@ -210,12 +210,12 @@ def test_unfinished_responses_of_other_processes_are_failed_later(tmp_path: Path
     create_store(settings.db)
 
     def read_statuses(now: float) -> list[str]:
-        state = ServerState(replace(settings, clock=lambda: now))
+        state = ServerState.open(replace(settings, clock=lambda: now))
         rows = state.nodes._execute("SELECT status FROM kedge_server_nodes").fetchall()
         state.close()
         return [status for (status,) in rows]
 
-    state = ServerState(replace(settings, clock=lambda: 1000.0))
+    state = ServerState.open(replace(settings, clock=lambda: 1000.0))
     key = state.nodes.new_key()
     entry = ResponseEntry(state.nodes.keys.parse_node(key), key, None, None, b"{}", b"[]")
     state.responses.begin(entry, barrier=False)
@@ -226,7 +226,7 @@ def test_unfinished_responses_of_other_processes_are_failed_later(tmp_path: Path
 
 def test_a_response_in_a_changed_conversation_is_not_stored() -> None:
     """A response whose conversation has other items than those it was generated from is an error."""
-    state = ServerState(Settings())
+    state = ServerState.open(Settings())
     message = {"id": "msg_1", "type": "message", "role": "user", "content": []}
     changed = state.conversations.create({}, state.nodes.new_key(), [message])
     key = state.nodes.new_key()

@@ -63,18 +63,28 @@ class Rules(Struct, frozen=True):
         }
 
     def _build_members(self, table: Mapping[str, Any], path: str) -> v.Members:
+        # Names with their marks, by the names without them.
         declared = {name.rstrip("!?"): name for name in table}
-        order = _find(self.order, path)
-        if order is None:
-            order = " ".join(name for name in self.order.get("*", "").split() if name in declared)
-        listed = {name.rstrip("!?~-"): name for name in order.split()}
+        ordered = {name.rstrip("!?~-"): name for name in self._list_first(path, declared)}
         members: v.Members = {}
-        for name in (*listed, *(each for each in declared if each not in listed)):
-            known, marked = declared.get(name, name), listed.get(name, name)
-            key = known if marked == name else marked.removesuffix("-")
-            member = f"{path}.{name}"
-            members[key] = _find(self.types, member) or self._build_type(table.get(known), member)
+        for name in dict.fromkeys((*ordered, *declared)):
+            declared_name = declared.get(name, name)
+            member_name = declared_name
+            if ordered.get(name, name) != name:
+                member_name = ordered[name].removesuffix("-")
+            member_path = f"{path}.{name}"
+            validator = _find(self.types, member_path)
+            if validator is None:
+                validator = self._build_type(table.get(declared_name), member_path)
+            members[member_name] = validator
         return members
+
+    def _list_first(self, path: str, declared: Mapping[str, str]) -> list[str]:
+        """Return the first members of a table, with their marks."""
+        order = _find(self.order, path)
+        if order is not None:
+            return order.split()
+        return [name for name in self.order.get("*", "").split() if name in declared]
 
     def _build_type(self, value: Any, path: str) -> v.Validator | v.Members:
         match value:
@@ -99,12 +109,21 @@ class Rules(Struct, frozen=True):
 
     def _build_alternatives(self, alternatives: list[Any], path: str) -> v.TypeUnion:
         by_type: dict[type, v.Validator] = {}
-        for each in alternatives:
-            built = self._build_type(each, path)
-            is_text = isinstance(built, v.String | v.StringEnum)
-            kind = str if is_text else list if isinstance(built, v.Array) else dict
-            by_type[kind] = v.as_validator(built)
+        for alternative in alternatives:
+            validator = self._build_type(alternative, path)
+            by_type[_get_json_type(validator)] = v.as_validator(validator)
         return v.TypeUnion(self.expected[path], by_type)
+
+
+def _get_json_type(validator: v.Validator | v.Members) -> type:
+    """Return the type of the JSON values that a validator may accept."""
+    match validator:
+        case v.String() | v.StringEnum():
+            return str
+        case v.Array():
+            return list
+        case _:
+            return dict
 
 
 def list_opaque(api: str, section: str) -> tuple[str, ...]:
