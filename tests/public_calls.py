@@ -22,7 +22,7 @@ from kedge.providers.clients import ConnectSettings
 from kedge.server.settings import Limits, Settings
 from kedge.store import TokenRegistry, open_store
 from kedge.tools import Deny, Edit, Grammar, Toolbox, run_calls
-from kedge.tools.tool import ToolOptions
+from kedge.tools.toolbox import ToolOptions
 from kedge.turns import Turn, assistant, dump, dumps, user
 from kedge.usage import tokens
 from kedge.usage.prices import Price, load_prices

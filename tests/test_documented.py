@@ -29,7 +29,7 @@ from kedge.planning.cache_plan import CacheHint, CacheMiss
 from kedge.server import app as server_app
 from kedge.server.settings import Settings
 from kedge.tools import ToolOutcome
-from kedge.tools.tool import ExecutionOptions
+from kedge.tools.toolbox import ExecutionOptions
 from kedge.workflows.results import WorkflowEvent
 
 ROOT = Path(__file__).parent.parent

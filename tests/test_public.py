@@ -94,7 +94,15 @@ def test_importing_the_root_loads_nothing_else() -> None:
 
 UNUSED_PACKAGES = (
     *("batch", "chaining", "cli", "config", "conversation", "mcp", "middleware", "server", "store"),
-    *("tools", "usage.prices", "web", "workflows", "wire.anthropic", "wire.chat_completions"),
+    *(
+        "tools.run",
+        "tools.toolbox",
+        "usage.prices",
+        "web",
+        "workflows",
+        "wire.anthropic",
+        "wire.chat_completions",
+    ),
     *("engines.anthropic", "engines.chat_completions", "engines.websocket"),
 )
 """Packages and modules that an engine of the Responses API does not need before its first request."""

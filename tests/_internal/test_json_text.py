@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from for_each import for_each
 from kedge._internal.json_text import decode, encode, encode_sorted, encode_text, reject_constant
-from kedge.engines.transport import encode_body
+from kedge.engines.request_body import encode_body
 
 COMPACT: Any = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
 Pair = namedtuple("Pair", "first second")  # noqa: PYI024 - a plain tuple of the standard library

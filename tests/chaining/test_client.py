@@ -14,7 +14,7 @@ from chaining.programs import ask, bodies, check_contexts, message, replay
 from for_each import for_each
 from kedge.chaining import PASS_THROUGH_REASONS, MemoryIndex, chain, chain_report
 from kedge.chaining.report import ChainedRequest, ChainReport
-from kedge.engines.transport import LIMIT_VARIABLE
+from kedge.engines.response_bytes import LIMIT_VARIABLE
 from kedge.errors import InvalidSetting
 from kedge.testing import TestServer
 

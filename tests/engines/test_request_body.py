@@ -14,14 +14,15 @@ from engines.runs import Link, request_bodies
 from for_each import for_each
 from kedge._internal.event_loops import await_value
 from kedge.engines import Request
-from kedge.engines.request_options import KNOWN_PARAMS, PLANNED_PARAMS, to_definition
-from kedge.engines.transport import encode_body
+from kedge.engines.params import KNOWN_PARAMS, PLANNED_PARAMS
+from kedge.engines.request_body import encode_body
 from kedge.errors import InvalidSetting, InvalidTurn, ResendTooLong, UnsupportedParameter
 from kedge.evidence.tokens import hash_settings
 from kedge.middleware import repair, system_prompt, with_middleware
 from kedge.providers import connect
 from kedge.testing import TestServer
 from kedge.tools import tool
+from kedge.tools.definitions import to_definition
 from kedge.turns import Turn, user
 
 TURN = Turn([user("Hello")])

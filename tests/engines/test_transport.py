@@ -37,15 +37,15 @@ from engines.fake_server import (
 )
 from for_each import for_each
 from kedge._internal import responsive
-from kedge.engines import http_client, loading, transport
+from kedge.engines import http_client, loading, response_bytes
 from kedge.engines.http_client import MAX_RETRY_AFTER, HttpClient, Timeouts, find_proxy
 from kedge.engines.http_errors import MAX_MESSAGE_LENGTH, ErrorBuilder
-from kedge.engines.transport import (
+from kedge.engines.raw_response import RawResponse
+from kedge.engines.response_bytes import (
     LIMIT_VARIABLE,
     MAX_ERROR_BYTES,
     PART_BYTES,
     PIECE_BYTES,
-    RawResponse,
     make_inflater,
     resolve_limit,
 )
@@ -642,7 +642,7 @@ async def test_the_body_of_an_error_is_read_in_part(
     api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client of a package, which reads errors completely, gets only the start of a large one."""
-    monkeypatch.setattr(transport, "MAX_ERROR_BYTES", 100)
+    monkeypatch.setattr(response_bytes, "MAX_ERROR_BYTES", 100)
     body = gzip.compress(b"x" * MAX_ERROR_BYTES)
     answer = Response(body, 400, {"content-encoding": "gzip"})
     error = await catch_error(RequestRefused, answer, r"x{100}", api=api)

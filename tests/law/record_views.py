@@ -20,7 +20,7 @@ from kedge._internal.display import format_size, pluralize, shorten_id
 from kedge.analytics import analyze
 from kedge.cli.show import load_tree, render_tree
 from kedge.engines import Reply
-from kedge.engines.transport import encode_body
+from kedge.engines.request_body import encode_body
 from kedge.errors import EngineError
 from kedge.events import Event, Usage
 from kedge.events.run import AnswerFinished, RequestPlanned, RequestSent

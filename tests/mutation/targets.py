@@ -40,7 +40,9 @@ TARGETS = (
     Target("conversation", tests=("law",)),
     Target("store", excluded=("tree.py",), tests=("conversation",)),
     Target("server", excluded=("faults/*", "uvicorn_server.py"), tests=("testing",)),
-    Target("engines", excluded=("sync.py",), tests=("providers", "conversation/chat")),
+    Target(
+        "engines", excluded=("sync.py",), tests=("middleware", "providers", "conversation/chat")
+    ),
     Target("middleware", excluded=("log.py",), tests=("conversation/chat", "tools")),
 )
 PROCESS_TESTS = (

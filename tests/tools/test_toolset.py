@@ -9,12 +9,12 @@ import pytest
 from for_each import for_each
 from kedge import Chat, Conversation, Turn, connect, tool, user, with_middleware
 from kedge.batch import AsyncioRunner, BatchLine, run_batch
+from kedge.engines.tool_loop import is_selector
 from kedge.errors import InvalidSetting, InvalidTool
 from kedge.middleware import tools
-from kedge.middleware.tools import is_selector
 from kedge.store import open_store
 from kedge.tools import Toolbox, ToolSource, run_calls
-from kedge.tools.tool import build_toolbox
+from kedge.tools.toolbox import build_toolbox
 from kedge.turns import tool_call
 from kedge.workflows import Side, debate, refine
 

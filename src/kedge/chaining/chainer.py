@@ -17,7 +17,7 @@ from kedge.chaining.request_headers import (
 )
 from kedge.chaining.rewrite import ParsedRequest, Rewritten
 from kedge.engines.http_errors import find_secrets
-from kedge.engines.transport import resolve_limit
+from kedge.engines.response_bytes import resolve_limit
 from kedge.evidence.judge import EvidenceRegistry, MemoryCheck, is_chaining_enabled
 from kedge.evidence.server_evidence import Trust, find_known_host, limit_depth
 from kedge.planning import DEFAULT_RETENTION

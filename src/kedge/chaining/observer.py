@@ -9,14 +9,8 @@ from typing import Literal
 from kedge import events
 from kedge.engines.heal_rules import RequestSummary, classify_error, is_server_error
 from kedge.engines.http_errors import hide_credentials, parse_error
-from kedge.engines.transport import (
-    MAX_ERROR_BYTES,
-    ResponseReader,
-    is_event_stream,
-    iter_parts,
-    make_inflater,
-    resolve_limit,
-)
+from kedge.engines.raw_response import ResponseReader, is_event_stream
+from kedge.engines.response_bytes import MAX_ERROR_BYTES, iter_parts, make_inflater, resolve_limit
 from kedge.errors import RequestRefused, ServerFailed, StreamTooLarge
 from kedge.events import Outcome
 from kedge.evidence.judge import names_other_response

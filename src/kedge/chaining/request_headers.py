@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from urllib.parse import SplitResult, parse_qsl
 
 from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS
-from kedge.engines.transport import READABLE_CODINGS
+from kedge.engines.response_bytes import READABLE_CODINGS
 
 ROUTING_COOKIES = frozenset(
     {

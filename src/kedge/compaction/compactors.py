@@ -21,7 +21,6 @@ from kedge._internal.event_loops import await_value
 from kedge.compaction import base
 from kedge.compaction.base import CompactionRequest, CompactionResult, Replacement, component_name
 from kedge.engines import Engine, unwrap
-from kedge.engines.request_options import ContentFilters, Phase
 from kedge.errors import Blocked, KedgeError
 from kedge.events import Usage
 from kedge.observe import count, get_logger
@@ -30,6 +29,7 @@ from kedge.planning.anchors import drop_changed_anchors
 from kedge.planning.digests import is_compaction
 from kedge.planning.render import COMPACTOR_ORIGIN
 from kedge.turns import Block, SystemBlock, Turn, diff
+from kedge.turns.content_filters import ContentFilters, Phase
 from kedge.usage.tokens import DEFAULT_COUNTER, TokenCounter
 
 log = get_logger("kedge.compaction")

@@ -40,8 +40,8 @@ from kedge.engines import (
     find_filters,
     unwrap,
 )
+from kedge.engines.options import RequestOptions
 from kedge.engines.reply import answer_text
-from kedge.engines.request_options import RequestOptions
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.sync import wrap_stream
 from kedge.errors import Blocked, EngineError, InvalidSetting, InvalidTurn, describe_type

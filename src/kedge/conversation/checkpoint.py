@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from kedge._internal.json_text import escape_surrogates
 from kedge.engines.request_log import filter_json
-from kedge.engines.request_options import ContentFilters
 from kedge.events import Event
 from kedge.events.run import Healed, ModeChanged, RequestPlanned, ServerForgot, ToolFinished
 from kedge.planning import AnchorRecord, get_state, set_state
@@ -30,6 +29,7 @@ from kedge.store.node_state import get_stored_data
 from kedge.store.nodes import ResponseStored
 from kedge.store.records import NO_TELEMETRY, NodeKind
 from kedge.turns import Turn
+from kedge.turns.content_filters import ContentFilters
 from kedge.turns.turn import count_common_blocks, has_prefix
 
 _INCIDENTS = {Healed: "healed", ServerForgot: "forgot", ModeChanged: "mode_changed"}

@@ -45,10 +45,10 @@ from kedge.engines import (
     to_output_schema,
     unwrap,
 )
+from kedge.engines.options import RequestOptions, list_options
 from kedge.engines.output_schema import SchemaMismatch
 from kedge.engines.reply import answer_text, read_output
 from kedge.engines.request_log import CostFunction
-from kedge.engines.request_options import RequestOptions, list_options
 from kedge.engines.responses import delete_unused_objects
 from kedge.errors import HeadConflict, InvalidSetting, InvalidTurn, OutputInvalid, describe_type
 from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware

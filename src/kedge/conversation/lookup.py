@@ -15,8 +15,8 @@ from msgspec import structs
 
 from kedge._internal.argument_types import checked
 from kedge.engines import Engine, Request, unwrap
+from kedge.engines.stack import StackLayer
 from kedge.errors import InvalidType, NotInStore, describe_type
-from kedge.middleware.compose import StackLayer
 from kedge.planning import AnchorRecord, covered_count, find_problems, get_state
 from kedge.planning.anchors import base_scope, matches_prefix
 from kedge.planning.digests import get_prefix_index

@@ -6,7 +6,7 @@ from typing import Unpack
 from kedge._internal.event_loops import SyncFacade, run_sync, wrap_method, wrap_navigation
 from kedge.conversation.conversation import Conversation
 from kedge.engines import Engine
-from kedge.engines.request_options import RequestOptions
+from kedge.engines.options import RequestOptions
 from kedge.engines.sync import wrap_stream
 from kedge.planning import RequestPlan
 from kedge.store import ConversationRow, Store

@@ -6,19 +6,12 @@ An engine, with the decoder and the renderer of its API, is loaded when it is fi
 from typing import TYPE_CHECKING
 
 from kedge._internal.lazy_names import make_getattr
-from kedge.engines.base import (
-    Engine,
-    Events,
-    Middleware,
-    Request,
-    RunStream,
-    Stream,
-    find_filters,
-    unwrap,
-)
+from kedge.engines.base import Engine, Events, Middleware, RunStream, Stream, find_filters, unwrap
+from kedge.engines.options import RequestOptions, ResendLimit
 from kedge.engines.output_schema import OutputSchema, to_output_schema
 from kedge.engines.reply import Reply
-from kedge.engines.request_options import ContentFilter, ContentFilters, RequestOptions, ResendLimit
+from kedge.engines.request import Request
+from kedge.turns.content_filters import ContentFilter, ContentFilters
 
 if TYPE_CHECKING:
     from kedge.engines.anthropic import AnthropicEngine

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, cast
 from kedge import turns
 from kedge._internal.json_schema import has_type, is_open_ended, map_subschemas
 from kedge.engines import param_rules
-from kedge.engines.base import Request
 from kedge.engines.param_rules import STATELESS_PARAMS, Members, ParamRule, ParamRules
+from kedge.engines.params import Params
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
-from kedge.engines.request_options import Params
+from kedge.engines.request import Request
 from kedge.engines.stateless import Inputs, Message, MessageRenderer, Results, StatelessEngine
 from kedge.engines.transport import Sdk
 from kedge.errors import UnsupportedBlock, UnsupportedParameter

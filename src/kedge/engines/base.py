@@ -13,26 +13,19 @@ and is an engine, so a stack of middleware is an engine too. ``RunStream`` is sh
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import cached_property, partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, Unpack
 
 from msgspec.structs import replace
 from typing_extensions import TypeForm, TypeVar
 
 from kedge._internal.event_loops import AsyncResource
+from kedge.engines.options import RequestOptions, list_options
 from kedge.engines.output_schema import OutputSchema
 from kedge.engines.reply import Reply, answer_text, run_until_valid
+from kedge.engines.request import Request
 from kedge.engines.request_log import RequestLog
-from kedge.engines.request_options import (
-    ContentFilter,
-    ContentFilters,
-    Request,
-    RequestOptions,
-    list_options,
-    split_tools,
-)
 from kedge.errors import EngineError, InvalidTurn, KedgeError
 from kedge.events import Event, ResponseStarted, TextDelta, Usage
 from kedge.events import run as run_events
@@ -40,20 +33,13 @@ from kedge.events.request_record import keep_request, sum_usage
 from kedge.events.run import AnswerFinished, TurnFinished
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.planning import AnchorRecord, RequestPlan, find_running, get_state, record_response
+from kedge.tools.definitions import split_tools
 from kedge.turns import Block, Turn
+from kedge.turns.content_filters import ContentFilter, ContentFilters
 from kedge.turns.turn import check_turn
 
 if TYPE_CHECKING:
     from kedge.engines.sync import SyncEngine
-
-
-def _with_tools(engine: "Engine", functions: Sequence[Any]) -> "Engine":
-    """Return the engine in a tool loop, a middleware of a higher layer that is imported by its name."""
-    middleware = import_module("kedge.middleware")
-    # The approver of the stack decides about the tools of a single run, too.
-    approvers = (each.approver for each in list_stack(engine) if each.approver is not None)
-    tools = middleware.tools(*functions, approve=next(approvers, None))
-    return middleware.with_middleware(engine, tools)
 
 
 Events = AsyncGenerator[Event, None]
@@ -141,7 +127,10 @@ class Engine(AsyncResource, ABC):
         if "tools" in options:
             functions, options["tools"] = split_tools(options["tools"])
             if functions:
-                return _with_tools(self, functions).stream(turn, output=output, **options)
+                from kedge.engines.tool_loop import wrap_in_tool_loop  # imports this module
+
+                looped = wrap_in_tool_loop(self, functions)
+                return looped.stream(turn, output=output, **options)
         inner = unwrap(self)
         request = Request.of(
             output=output, filters=find_filters(self), foreign=inner.foreign_params, **options

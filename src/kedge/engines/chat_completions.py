@@ -14,10 +14,10 @@ from typing import Any
 from kedge import turns
 from kedge._internal.argument_types import checked
 from kedge.engines import param_rules
-from kedge.engines.base import Request
 from kedge.engines.param_rules import STATELESS_PARAMS, Members, ParamRules, omit
+from kedge.engines.params import LOGPROBS, Params
 from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
-from kedge.engines.request_options import LOGPROBS, Params
+from kedge.engines.request import Request
 from kedge.engines.stateless import Inputs, Message, MessageRenderer, Results, StatelessEngine
 from kedge.errors import UnsupportedParameter
 from kedge.planning import CachePlan, CacheRules, RequestPlan, plan_request

@@ -20,15 +20,9 @@ from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 from kedge._internal.urls import is_loopback
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause
 from kedge.engines.loading import is_loading
-from kedge.engines.transport import (
-    KEEP_ALIVE,
-    Content,
-    Headers,
-    Query,
-    RawResponse,
-    read_start,
-    resolve_limit,
-)
+from kedge.engines.raw_response import RawResponse
+from kedge.engines.response_bytes import read_start, resolve_limit
+from kedge.engines.transport import KEEP_ALIVE, Content, Headers, Query
 from kedge.errors import CannotConnect, EngineError, ServerFailed
 
 if TYPE_CHECKING:

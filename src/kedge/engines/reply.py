@@ -30,7 +30,7 @@ from kedge.turns.turn import find_answer_blocks
 
 if TYPE_CHECKING:
     from kedge.engines.base import Engine
-    from kedge.engines.request_options import Request
+    from kedge.engines.request import Request
 
 log = get_logger(__name__)
 

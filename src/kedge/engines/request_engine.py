@@ -25,12 +25,15 @@ from kedge import errors, planning
 from kedge._internal.json_schema import infer_tool_name
 from kedge._internal.large_json import LARGE_BYTES
 from kedge._internal.responsive import MANY_ITEMS, compute
-from kedge.engines.base import Engine, Events, Request
+from kedge.engines.base import Engine, Events
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.http_errors import get_request_id, is_permanent_failure
+from kedge.engines.params import check_params
+from kedge.engines.raw_response import RawResponse, ResponseReader
+from kedge.engines.request import Request
+from kedge.engines.request_body import encode_body
 from kedge.engines.request_log import PromptMonitor, record_calls, record_error, record_healing
-from kedge.engines.request_options import check_params
-from kedge.engines.transport import AnyClient, RawResponse, ResponseReader, Transport, encode_body
+from kedge.engines.transport import AnyClient, Transport
 from kedge.errors import EngineError, KedgeError, StreamCut
 from kedge.events import Event, Outcome, ResponseFailed, StreamEvent, StreamFailed
 from kedge.events import run as run_events

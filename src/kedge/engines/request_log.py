@@ -18,7 +18,8 @@ import msgspec
 from msgspec.structs import replace
 
 from kedge._internal.bounded_dict import BoundedDict
-from kedge.engines.request_options import KNOWN_PARAMS, ContentFilters, Request
+from kedge.engines.params import KNOWN_PARAMS
+from kedge.engines.request import Request
 from kedge.errors import AnswerIncomplete, EngineError, RequestRefused, StreamCut
 from kedge.events import Event, Outcome, ResponseStarted, Usage, request_record
 from kedge.events import run as run_events
@@ -31,6 +32,7 @@ from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, PromptH
 from kedge.planning.explain import describe_rejection
 from kedge.planning.plan import is_fallback_reason
 from kedge.turns import ToolResultBlock, Turn
+from kedge.turns.content_filters import ContentFilters
 from kedge.turns.frozen_json import EMPTY, to_encodable
 from kedge.wire.items import ItemTable
 

@@ -17,12 +17,15 @@ from kedge._internal.arguments import check_count, check_positive_int, validate_
 from kedge._internal.urls import quote_segment
 from kedge.engines import heal_rules
 from kedge.engines import responses_endpoints as endpoints
-from kedge.engines.base import Engine, Request, require_running, unwrap
+from kedge.engines.base import Engine, require_running, unwrap
 from kedge.engines.heal_rules import HealableError, as_healable, is_server_error, lost_context
+from kedge.engines.params import ENCRYPTED_REASONING
+from kedge.engines.raw_response import RawResponse
+from kedge.engines.request import Request
+from kedge.engines.request_body import build_input
 from kedge.engines.request_engine import EngineSettings, RequestEngine, Session
 from kedge.engines.request_log import record_lost_context
-from kedge.engines.request_options import ENCRYPTED_REASONING, build_input
-from kedge.engines.transport import RawResponse, Transport
+from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong, ServerFailed
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.run import ServerForgot

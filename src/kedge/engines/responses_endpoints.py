@@ -11,7 +11,8 @@ from anyio import sleep
 
 from kedge._internal.urls import quote_segment
 from kedge.engines.http_errors import parse_object
-from kedge.engines.transport import RawResponse, Transport
+from kedge.engines.raw_response import RawResponse
+from kedge.engines.transport import Transport
 from kedge.errors import EngineError, RequestRefused, StreamCut
 from kedge.wire.responses import RUNNING, ResponsesDecoder
 

@@ -16,15 +16,9 @@ import httpx2
 
 from kedge._internal.urls import parse_base_url
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
-from kedge.engines.transport import (
-    Content,
-    Headers,
-    Query,
-    RawResponse,
-    Sdk,
-    read_start,
-    resolve_limit,
-)
+from kedge.engines.raw_response import RawResponse
+from kedge.engines.response_bytes import read_start, resolve_limit
+from kedge.engines.transport import Content, Headers, Query, Sdk
 from kedge.errors import EngineError
 
 if TYPE_CHECKING:

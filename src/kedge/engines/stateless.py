@@ -20,16 +20,18 @@ import msgspec
 from msgspec.structs import replace
 
 from kedge import turns
-from kedge.engines.base import Request
 from kedge.engines.heal_rules import HealableError
+from kedge.engines.params import Params
 from kedge.engines.prompt_cache import count_prompt
+from kedge.engines.request import Request
+from kedge.engines.request_body import hash_call_id
 from kedge.engines.request_engine import RequestEngine, Session
-from kedge.engines.request_options import Params, convert_tool, hash_call_id
 from kedge.engines.transport import Sdk, Transport
 from kedge.errors import EngineError, KedgeError, Unreachable, UnsupportedBlock
 from kedge.events import Outcome
 from kedge.planning import CachePlan, RequestPlan, plan_request
 from kedge.planning.digests import get_members
+from kedge.tools.definitions import convert_tool
 
 
 class Advice(msgspec.Struct, frozen=True):

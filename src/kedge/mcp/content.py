@@ -23,7 +23,7 @@ from kedge._internal.display import sanitize_text
 from kedge.errors import KedgeError, ToolFailed
 from kedge.observe import get_logger
 from kedge.tools import AnyTool, tool
-from kedge.tools.tool import MAX_NAME_CHARS, edit_descriptions
+from kedge.tools.toolbox import MAX_NAME_CHARS, edit_descriptions
 from kedge.turns import Part, TextPart, audio, image
 from kedge.turns.attachments import AUDIO_FORMATS, detect_media_type
 

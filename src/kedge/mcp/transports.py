@@ -38,7 +38,7 @@ from mcp_types import (
 )
 
 from kedge._internal.display import sanitize_text
-from kedge.engines.transport import resolve_limit
+from kedge.engines.response_bytes import resolve_limit
 from kedge.errors import InvalidSetting
 from kedge.mcp.content import repair_result, repair_tool_list
 from kedge.observe import get_logger

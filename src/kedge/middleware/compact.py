@@ -16,11 +16,12 @@ from msgspec import structs
 
 from kedge.compaction import Compactor, TurnCompacted, compact_turn
 from kedge.compaction.base import check_component, check_engine
-from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
-from kedge.engines.request_options import ResendLimit, to_resend_limit
+from kedge.engines.base import Engine, Events, Middleware, unwrap
+from kedge.engines.options import ResendLimit, to_resend_limit
+from kedge.engines.request import Request
+from kedge.engines.stack import BaseMiddleware
 from kedge.errors import ResendTooLong
 from kedge.events.run import AnswerFinished, TurnFinished
-from kedge.middleware.base import BaseMiddleware
 from kedge.planning import RequestPlan, find_running
 from kedge.turns import Turn
 from kedge.usage.tokens import DEFAULT_COUNTER, TokenCounter

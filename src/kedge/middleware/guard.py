@@ -6,7 +6,7 @@ so that nothing is shown that would be redacted later.
 
 The rules do not depend on the position of a guard. Content is added to a Turn at many positions (tool results
 inside a guard, a system prompt, a summary, a stored block), so a guard publishes its rules as a content
-filter, which other components apply: see ``kedge.engines.request_options``. The position decides which
+filter, which other components apply: see ``kedge.turns.content_filters``. The position decides which
 middleware receives content before redaction: a tool inside a guard is called with the arguments as the model
 wrote them, a tool outside of it with the redacted ones.
 
@@ -31,8 +31,9 @@ from msgspec import structs
 
 from kedge import turns
 from kedge._internal.arguments import check_choice, check_type
-from kedge.engines.base import Events, Middleware, Request
-from kedge.engines.request_options import ContentFilter, ContentFilters, Phase
+from kedge.engines.base import Events, Middleware
+from kedge.engines.request import Request
+from kedge.engines.stack import BaseMiddleware
 from kedge.errors import Blocked, EngineError, InvalidSetting
 from kedge.events import (
     AnomalyNoted,
@@ -45,10 +46,10 @@ from kedge.events import (
 )
 from kedge.events.run import AnswerFinished, ToolFinished, ToolStarted, TurnFinished
 from kedge.events.types import build_delta
-from kedge.middleware.base import BaseMiddleware
 from kedge.planning import RequestPlan
 from kedge.turns import Block, FrozenMap, RefusalPart, TextPart, Turn
 from kedge.turns.attachments import AUDIO_FORMATS
+from kedge.turns.content_filters import ContentFilter, ContentFilters, Phase
 from kedge.turns.parts import PartBase
 
 Direction = Literal["in", "out", "both"]

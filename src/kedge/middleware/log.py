@@ -12,11 +12,12 @@ from inspect import isawaitable
 from typing import Any
 
 from kedge._internal.argument_types import checked_except
-from kedge.engines.base import Events, Middleware, Request
+from kedge.engines.base import Events, Middleware
+from kedge.engines.request import Request
+from kedge.engines.stack import BaseMiddleware
 from kedge.errors import KedgeError
 from kedge.events import Event, ResponseStarted
 from kedge.events import run as run_events
-from kedge.middleware.base import BaseMiddleware
 from kedge.observe import TRACE, Logger, get_logger
 from kedge.turns import Turn
 

@@ -15,10 +15,11 @@ import anyio
 
 from kedge._internal.argument_types import checked
 from kedge._internal.arguments import check_positive_int
-from kedge.engines.base import Events, Middleware, Request
+from kedge.engines.base import Events, Middleware
+from kedge.engines.request import Request
+from kedge.engines.stack import BaseMiddleware
 from kedge.errors import EngineError, InvalidSetting
 from kedge.events.run import VISIBLE_EVENTS, AttemptFailed, ToolStarted
-from kedge.middleware.base import BaseMiddleware
 from kedge.observe import get_logger
 from kedge.planning import get_state, set_state
 from kedge.turns import Turn

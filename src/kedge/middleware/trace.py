@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from kedge._internal.argument_types import checked
 from kedge._internal.arguments import read_variable
-from kedge.engines.base import Events, Middleware, Request, unwrap
+from kedge.engines.base import Events, Middleware, unwrap
+from kedge.engines.request import Request
 from kedge.engines.request_log import RequestLog
+from kedge.engines.stack import BaseMiddleware
 from kedge.errors import AnswerIncomplete, Blocked, CannotConnect, EngineError, describe_extra
 from kedge.events import Event, Outcome
 from kedge.events import run as run_events
 from kedge.events.request_record import RequestRecord
-from kedge.middleware.base import BaseMiddleware
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.observe.otel import MessageDict, system_parts, to_messages
 from kedge.planning import RequestPlan, get_state

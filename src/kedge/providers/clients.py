@@ -20,7 +20,7 @@ from kedge.engines.http_errors import (
     find_secrets,
 )
 from kedge.engines.prompt_cache import CacheLifetime
-from kedge.engines.transport import resolve_limit
+from kedge.engines.response_bytes import resolve_limit
 from kedge.errors import CannotConnect, InvalidSetting, UnknownSetting
 from kedge.evidence.server_evidence import EvidenceStore, Trust
 from kedge.planning import Mode

@@ -15,22 +15,53 @@ raises ``_EarlyResult``: an outcome and a text for the model.
 An approver is a function of the call, sync or async; a sync one runs in a thread, so it may wait for
 input at a terminal. It returns ``Allow()``, ``Deny("reason")`` or ``Edit(arguments)``; ``True`` and ``False``
 mean ``Allow()`` and ``Deny()``. If the approver raises, the call is denied.
+
+The modules are loaded when a name is first used: engines need only ``kedge.tools.definitions``.
 """
 
-from kedge.errors import ToolFailed
-from kedge.tools.invoke import MAX_OUTPUT
-from kedge.tools.run import (
-    Allow,
-    Approver,
-    Decision,
-    Deny,
-    Edit,
-    OnRun,
-    ToolOutcome,
-    ToolRun,
-    run_calls,
-)
-from kedge.tools.tool import AnyTool, Grammar, Tool, Toolbox, Toolset, ToolSource, tool
+from typing import TYPE_CHECKING
+
+from kedge._internal.lazy_names import make_getattr
+
+if TYPE_CHECKING:
+    from kedge.errors import ToolFailed
+    from kedge.tools.invoke import MAX_OUTPUT
+    from kedge.tools.run import (
+        Allow,
+        Approver,
+        Decision,
+        Deny,
+        Edit,
+        OnRun,
+        ToolOutcome,
+        ToolRun,
+        run_calls,
+    )
+    from kedge.tools.toolbox import AnyTool, Grammar, Tool, Toolbox, Toolset, ToolSource, tool
+else:
+    __getattr__ = make_getattr(
+        __name__,
+        {
+            "Allow": "kedge.tools.run",
+            "AnyTool": "kedge.tools.toolbox",
+            "Approver": "kedge.tools.run",
+            "Decision": "kedge.tools.run",
+            "Deny": "kedge.tools.run",
+            "Edit": "kedge.tools.run",
+            "Grammar": "kedge.tools.toolbox",
+            "MAX_OUTPUT": "kedge.tools.invoke",
+            "OnRun": "kedge.tools.run",
+            "Tool": "kedge.tools.toolbox",
+            "ToolFailed": "kedge.errors",
+            "ToolOutcome": "kedge.tools.run",
+            "ToolRun": "kedge.tools.run",
+            "ToolSource": "kedge.tools.toolbox",
+            "Toolbox": "kedge.tools.toolbox",
+            "Toolset": "kedge.tools.toolbox",
+            "run_calls": "kedge.tools.run",
+            "tool": "kedge.tools.toolbox",
+        },
+    )
 
 __all__ = [
     "MAX_OUTPUT",

@@ -33,7 +33,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from kedge import turns
-from kedge.tools.tool import AnyTool
+from kedge.tools.toolbox import AnyTool
 from kedge.turns.attachments import detect_media_type, read_audio, split_data_url
 from kedge.turns.parts import PART_TYPES
 from kedge.wire.fields import repair_surrogates

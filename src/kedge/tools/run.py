@@ -14,7 +14,6 @@ from msgspec import structs
 from kedge._internal.argument_types import check_fields, checked
 from kedge._internal.display import capitalize
 from kedge._internal.event_loops import await_value
-from kedge.engines.request_options import ContentFilters
 from kedge.errors import InvalidArguments, ToolFailed, UnknownTool
 from kedge.observe import get_logger
 from kedge.observe.logs import BOUND_FIELDS
@@ -22,13 +21,14 @@ from kedge.tools import invoke
 from kedge.tools.errors import describe_error, locate_error
 from kedge.tools.invoke import MAX_OUTPUT, Arguments, Parts
 from kedge.tools.signature import is_async
-from kedge.tools.tool import (
+from kedge.tools.toolbox import (
     AnyTool,
     Toolbox,
     Toolset,
     build_toolbox,
 )
 from kedge.turns import TextPart, ToolCallBlock, ToolResultBlock, tool_call
+from kedge.turns.content_filters import ContentFilters
 from kedge.turns.frozen_json import unchecked_map, wrap_copy
 from kedge.wire.fields import repair_surrogates
 

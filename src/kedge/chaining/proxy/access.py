@@ -20,7 +20,7 @@ from kedge._internal.json_text import decode_object
 from kedge._internal.large_json import LARGE_BYTES
 from kedge._internal.responsive import compute
 from kedge.chaining.rewrite import MAX_BODY_BYTES
-from kedge.engines.transport import iter_parts, make_inflater
+from kedge.engines.response_bytes import iter_parts, make_inflater
 from kedge.errors import StreamTooLarge
 from kedge.observe import get_logger
 from kedge.server import access, errors

@@ -21,7 +21,8 @@ from kedge._internal.arguments import check_positive_int
 from kedge._internal.event_loops import PerLoop
 from kedge.engines.http_client import wait_to_retry
 from kedge.engines.loading import LoadingWait, is_loading
-from kedge.engines.transport import AnyClient, RawResponse, Transport, build_url
+from kedge.engines.raw_response import RawResponse
+from kedge.engines.transport import AnyClient, Transport, build_url
 from kedge.engines.websocket import connection as sockets
 from kedge.engines.websocket.connection import SocketMessage
 from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable

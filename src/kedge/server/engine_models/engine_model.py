@@ -28,8 +28,8 @@ from kedge.engines import (
     find_filters,
 )
 from kedge.engines.base import Request, unwrap
+from kedge.engines.params import LOGPROBS
 from kedge.engines.reply import answer_text
-from kedge.engines.request_options import LOGPROBS
 from kedge.errors import EngineError, KedgeError
 from kedge.events import Outcome
 from kedge.events.run import AnswerFinished, Healed

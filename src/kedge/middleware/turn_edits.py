@@ -1,4 +1,4 @@
-"""Base class for middleware: an engine around an engine, and the middlewares that only change the Turn.
+"""Middlewares that only change the Turn.
 
 ``two_phase`` makes a middleware of functions.
 
@@ -10,98 +10,21 @@ Rendering does not repair that; this middleware changes the Turn itself, so that
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from inspect import isawaitable, iscoroutine
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Literal
 
 from kedge._internal.argument_types import checked
 from kedge._internal.arguments import check_type
-from kedge.engines.base import Engine, Events, Middleware, Request, list_stack
-from kedge.errors import InvalidSetting, InvalidTurn
-from kedge.events.run import TurnFinished
+from kedge.engines.base import Middleware, list_stack
+from kedge.engines.stack import BaseMiddleware, TurnTransform
+from kedge.errors import InvalidSetting
 from kedge.observe import get_logger
-from kedge.planning import Problem, RequestPlan, find_problems
+from kedge.planning import Problem, find_problems
 from kedge.turns import Block, ToolCallBlock, Turn, system, tool_result
 
 log = get_logger(__name__)
-
-
-@dataclass(eq=False, repr=False)
-class BaseMiddleware(Engine):
-    """An engine around another one. Override ``enter``, ``leave`` or ``events``.
-
-    Args:
-        inner: The engine to wrap.
-
-    Example:
-        ```python
-        class Stamp(BaseMiddleware):
-            name = "stamp"
-
-            def enter(self, turn: Turn) -> Turn:
-                return turn.append(user("(sent on a Sunday)"))
-        ```
-    """
-
-    name = "middleware"
-    inner: Engine
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the middleware only has ``enter``, so that its stack needs no generator for it."""
-        kind = type(self)
-        return kind.events is BaseMiddleware.events and kind.leave is BaseMiddleware.leave
-
-    def enter(self, turn: Turn) -> "Turn | Awaitable[Turn]":
-        """Return the Turn to pass on to the inner engine; may be async."""
-        return turn
-
-    def leave(self, turn: Turn) -> "Turn | Awaitable[Turn]":
-        """Return the final Turn, from the final Turn of the inner engine; may be async."""
-        return turn
-
-    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return the plan of the Turn that ``enter`` returns; an async ``enter`` is skipped."""
-        changed = self.enter(turn)
-        if iscoroutine(changed):
-            changed.close()
-        return self.inner.plan(changed if isinstance(changed, Turn) else turn, **options)
-
-    async def events(self, turn: Turn, request: Request) -> Events:
-        """Yield the inner engine's events, with the Turn changed by ``enter`` and ``leave``."""
-        turn = await self.change(turn, self.enter)
-        turn = request.filters.apply_to_turn(turn, ("input",), request.applied)
-        async with aclosing(self.inner.events(turn, request)) as events:
-            async for event in events:
-                if isinstance(event, TurnFinished):
-                    yield TurnFinished(await self.change(event.turn, self.leave))
-                else:
-                    yield event
-
-    async def change(self, turn: Turn, transform: "TurnTransform") -> Turn:
-        """Return the Turn that ``enter`` or ``leave`` returns.
-
-        Raises:
-            InvalidTurn: It returned something else.
-        """
-        returned = transform(turn)
-        changed: object = await returned if isawaitable(returned) else returned
-        if not isinstance(changed, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidTurn(
-                f"the middleware {self.name} returned {type(changed).__name__} in place of a Turn; "
-                "return the given Turn if there is nothing to change"
-            )
-        return changed
-
-    async def aclose(self) -> None:
-        """Close the inner engine."""
-        await self.inner.aclose()
-
-
-TurnTransform = Callable[[Turn], Turn | Awaitable[Turn]]
 
 
 @checked

@@ -18,16 +18,17 @@ from msgspec import structs
 from typing_extensions import TypeIs
 
 from kedge._internal.arguments import check_count
-from kedge.engines.base import Events, Middleware, Request, find_filters, unwrap
+from kedge.engines.base import Engine, Events, Middleware, find_filters, list_stack, unwrap
+from kedge.engines.request import Request
+from kedge.engines.stack import BaseMiddleware, with_middleware
 from kedge.errors import InvalidSetting
 from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
-from kedge.middleware.base import BaseMiddleware
 from kedge.observe import count, get_logger, measure
 from kedge.planning import RequestPlan, find_problems
 from kedge.tools import AnyTool, Approver, Tool, Toolbox, ToolRun, Toolset
 from kedge.tools.run import CallContext, iter_runs
 from kedge.tools.signature import get_function_name
-from kedge.tools.tool import build_toolbox
+from kedge.tools.toolbox import build_toolbox
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_result
 
 log = get_logger(__name__)
@@ -72,6 +73,12 @@ def tools(
         fixed = Toolbox(build_toolbox(toolbox), *functions)
 
     return lambda engine: _ToolsMiddleware(engine, fixed, selector, max_rounds, approve)
+
+
+def wrap_in_tool_loop(engine: Engine, functions: Sequence[Any]) -> Engine:
+    """Return the engine in a loop that runs these tools, with the approver of its stack."""
+    approvers = (layer.approver for layer in list_stack(engine) if layer.approver is not None)
+    return with_middleware(engine, tools(*functions, approve=next(approvers, None)))
 
 
 def is_selector(tools: object) -> TypeIs[ToolSelector]:

@@ -34,8 +34,8 @@ from typing import (
 import msgspec
 
 from kedge._internal.argument_types import check_fields, check_members, checked
-from kedge.engines.request_options import list_tools, to_definition
 from kedge.errors import InvalidTool, UnknownSetting, UnknownTool
+from kedge.tools.definitions import list_tools, to_definition
 from kedge.tools.schema import (
     ArgumentReader,
     build_explicit_schema,
