@@ -3,7 +3,7 @@
 import httpx2
 import pytest
 
-from kedge.web import runs as deletions
+from kedge.web import deletions
 from kedge.web.service import ConversationService
 from server.waiting import wait_until
 from web.conftest import PageServer
@@ -29,9 +29,10 @@ def test_the_page_names_the_object(page: PageServer) -> None:
     """The head of the page and the plan card have the id of the object; other conversations have none."""
     conversation, object_id = create_in_object(page)
     text = page.client.get(f"/conversations/{conversation}").text
-    assert f'<span title="The conversation object on the server">{object_id}</span>' in text
+    label = '<span title="The conversation object on the server">'
+    assert f"{label}{object_id}</span>" in text
     other = page.create_conversation("Hello")
-    assert "conversation object" not in page.client.get(f"/conversations/{other}").text
+    assert label not in page.client.get(f"/conversations/{other}").text
 
 
 @pytest.mark.parametrize("undo", [None, 1])

@@ -12,8 +12,8 @@ import pytest
 
 from kedge.errors import NotInStore, StoreError
 from kedge.store import ConversationRow, Store, open_store
-from kedge.web import runs as deletions
-from kedge.web.runs import DeletionQueue
+from kedge.web import deletions
+from kedge.web.deletions import DeletionQueue
 
 LIMIT = 120.0
 """The maximum seconds of a wait, also on a busy machine."""

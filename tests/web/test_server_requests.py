@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.store import ProxiedRequest
-from kedge.web.runs import find_chain
+from kedge.web.server_requests import find_chain
 from web.conftest import PageServer, serve_page
 from web.test_pages import page_text
 

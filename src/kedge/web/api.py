@@ -22,9 +22,10 @@ from kedge.store.nodes import parse_position
 from kedge.store.summaries import list_labels, load_attached
 from kedge.store.tree import read_tree
 from kedge.turns import dump_block, system, user
-from kedge.web import schemas, send, shapes
+from kedge.web import attachments, schemas, send, shapes, workflow_runs
 from kedge.web.openapi import ApiCall, Handler, Operation, RequestError, build_openapi
-from kedge.web.runs import Run, flush_requests, load_request
+from kedge.web.runs import Run
+from kedge.web.server_requests import flush_requests, load_request
 from kedge.web.transcript import find_matches
 
 F = TypeVar("F", bound=Handler)
@@ -139,8 +140,9 @@ async def read_turn(call: ApiCall, query: schemas.PathQuery) -> shapes.TurnPage:
     row = await call.store.conversation(call.id)
     node = await call.store.find_node(row, parse_position(query.at))
     if query.last is None:
-        blocks, offset = (await call.store.load(row, node.id)).blocks, query.offset
-        blocks = blocks[offset : None if query.limit is None else offset + query.limit]
+        loaded = await call.store.load(row, node.id)
+        blocks = loaded.blocks[query.offset :][: query.limit]
+        offset = query.offset
     else:
         blocks = await call.store.last_blocks(row, query.last, node.id)
         offset = node.length - len(blocks)
@@ -241,8 +243,8 @@ async def read_response_tree(call: ApiCall, query: schemas.TreeQuery) -> shapes.
     tree = await read_tree(call.store, row)
     response_tree = build_response_tree(tree, call.service.clock())
     stored = {node.id: node for node in tree.nodes}
-    listed = sorted(response_tree.nodes, key=lambda node: node.id)
-    rest = [node for node in listed if node.id > query.after]
+    ordered = sorted(response_tree.nodes, key=lambda node: node.id)
+    rest = [node for node in ordered if node.id > query.after]
     nodes = rest[: query.limit]
     return shapes.ResponseTreeShape(
         conversation=row.id,
@@ -257,7 +259,7 @@ async def read_response_tree(call: ApiCall, query: schemas.TreeQuery) -> shapes.
             )
             for node in nodes
         ],
-        total=len(listed),
+        total=len(ordered),
         has_more=len(rest) > len(nodes),
     )
 
@@ -270,9 +272,9 @@ async def plan_request(call: ApiCall, query: schemas.PlanQuery) -> shapes.PlanSh
     turn = (await call.store.load(row, opened.node)).turn(row.id)
     if query.message:
         turn = turn.append(user(query.message))
-    engine, store = opened.conversation.engine, call.store
+    engine = opened.conversation.engine
     options = {"streaming": True, **opened.options}
-    options = await add_candidates(engine, store, turn, options, row.retention)
+    options = await add_candidates(engine, call.store, turn, options, row.retention)
     return shapes.shape_plan(engine.plan(turn, **options))
 
 
@@ -307,9 +309,10 @@ async def compare_branches(call: ApiCall, query: schemas.CompareQuery) -> shapes
 )
 async def read_attachment(call: ApiCall) -> Response:
     """Read an attachment of a message."""
-    store, block = call.store, call.path["block"]
-    row = await store.conversation(call.id)
-    return send.serve_attachment(await load_attached(store, row, block), block, call.path["index"])
+    block_id = call.path["block"]
+    row = await call.store.conversation(call.id)
+    blocks = await load_attached(call.store, row, block_id)
+    return attachments.serve_attachment(blocks, block_id, call.path["index"])
 
 
 @operation("GET", "/api/session")
@@ -342,8 +345,8 @@ async def read_request(call: ApiCall) -> shapes.ProxiedDetail:
         row,
         request=row.request and row.request.decode("utf-8", "replace"),
         response=row.response and row.response.decode("utf-8", "replace"),
-        before=[each.id for each in before],
-        after=[each.id for each in after],
+        before=[previous.id for previous in before],
+        after=[later.id for later in after],
     )
 
 
@@ -352,41 +355,43 @@ async def export_conversation(call: ApiCall) -> Response:
     """Export a conversation."""
     row = await call.store.conversation(call.id)
     lines = await call.store.export(row)
-    headers = {"content-disposition": send.format_disposition(f"{row.id}.jsonl")}
+    headers = {"content-disposition": attachments.format_disposition(f"{row.id}.jsonl")}
     return Response(lines, media_type=JSONL, headers=headers)
 
 
 @operation("GET", "/api/workflows")
 async def list_started_workflows(call: ApiCall) -> shapes.WorkflowPage:
     """List workflows."""
-    rows = await send.list_known_workflows(call.service)
-    return shapes.WorkflowPage(data=list(map(send.to_workflow_shape, rows)))
+    rows = await workflow_runs.list_known_workflows(call.service)
+    return shapes.WorkflowPage(data=list(map(shapes.shape_workflow, rows)))
 
 
 @operation("POST", "/api/workflows", status=201, errors=(502, 503))
 async def create_workflow(call: ApiCall, body: schemas.NewWorkflow) -> shapes.WorkflowShape:
     """Start a workflow."""
-    run = await send.start_workflow(call.service, body)
-    return send.to_workflow_shape(await send.load_known_workflow(call.service, run.conversation))
+    run = await workflow_runs.start_workflow(call.service, body)
+    return shapes.shape_workflow(
+        await workflow_runs.load_known_workflow(call.service, run.conversation)
+    )
 
 
 @operation("GET", "/api/workflows/{id}")
 async def read_workflow(call: ApiCall) -> shapes.WorkflowShape:
     """Read a workflow."""
-    return send.to_workflow_shape(await send.load_known_workflow(call.service, call.id))
+    return shapes.shape_workflow(await workflow_runs.load_known_workflow(call.service, call.id))
 
 
 @operation("GET", "/api/workflows/{id}/events", media_type=EVENT_STREAM)
 async def follow_workflow(call: ApiCall) -> Response:
     """Follow a running workflow."""
-    return _follow(send.find_workflow_run(call.service, call.id))
+    return _follow(workflow_runs.find_workflow_run(call.service, call.id))
 
 
 @operation("POST", "/api/workflows/{id}/stop")
 async def stop_workflow(call: ApiCall) -> shapes.WorkflowShape:
     """Stop a workflow."""
-    await send.find_workflow_run(call.service, call.id).stop()
-    return send.to_workflow_shape(await send.load_known_workflow(call.service, call.id))
+    await workflow_runs.find_workflow_run(call.service, call.id).stop()
+    return shapes.shape_workflow(await workflow_runs.load_known_workflow(call.service, call.id))
 
 
 @operation("GET", "/api/analytics")
@@ -414,8 +419,12 @@ async def read_analytics_by_conversation(
 
 
 def _build_selection(call: ApiCall, query: schemas.RangeQuery) -> Selection:
-    until = math.nextafter(call.service.clock(), math.inf) if query.until is None else query.until
-    since = max(until - DAY, 0.0) if query.since is None else query.since
+    until = query.until
+    if until is None:
+        until = math.nextafter(call.service.clock(), math.inf)
+    since = query.since
+    if since is None:
+        since = max(until - DAY, 0.0)
     return Selection(since, until, query.model, query.provider, query.conversation)
 
 

@@ -33,7 +33,7 @@ from kedge.web import api, pages, security
 from kedge.web.models import ModelSelector
 from kedge.web.openapi import REPORTED_ERRORS, map_error
 from kedge.web.page_templates import render_page
-from kedge.web.runs import PAGE_HEADER, PAGE_KEY, ServerRequests
+from kedge.web.server_requests import PAGE_HEADER, PAGE_KEY, ServerRequests
 from kedge.web.service import ConversationService, UserServices
 
 ROUTES = [

@@ -16,10 +16,10 @@ from kedge.web import dashboard, security
 from kedge.web.api import read_attachment
 from kedge.web.openapi import ApiCall, IdRoute, read_body
 from kedge.web.page_templates import render, render_page, serve_static
-from kedge.web.runs import flush_requests, load_request, read_message
 from kedge.web.schemas import ListQuery
-from kedge.web.send import list_known_workflows, load_known_workflow
+from kedge.web.server_requests import flush_requests, load_request, read_message
 from kedge.web.service import get_service
+from kedge.web.workflow_runs import list_known_workflows, load_known_workflow
 from kedge.workflows.roles import JUDGE_ROLE
 
 PAGE_SIZE = 50

@@ -29,6 +29,7 @@ from kedge.store import AccessToken, ConversationRow, Hit, Node, RequestRecord, 
 from kedge.store import tree as trees
 from kedge.store.nodes import parse_position
 from kedge.turns import Block, SystemBlock
+from kedge.web.deletions import DeletionQueue
 from kedge.web.models import ModelSelector
 from kedge.web.plan_card import (
     PlanCard,
@@ -38,7 +39,7 @@ from kedge.web.plan_card import (
     mark_blocks,
     pair_edits,
 )
-from kedge.web.runs import DeletionQueue, Run, RunRegistry
+from kedge.web.runs import Run, RunRegistry
 from kedge.web.schemas import FILE_TYPES, IMAGE_TYPES, ListQuery
 from kedge.web.shapes import overview_status
 from kedge.web.transcript import ExchangeView, MessageViews, find_pending, split_exchanges

@@ -459,6 +459,12 @@ def shape_reply(reply: "Reply") -> ReplyShape:
     return ReplyShape.of(reply, plan=shape_plan(reply.plan) if reply.plan else None)
 
 
+def shape_workflow(workflow: Workflow) -> WorkflowShape:
+    """Return the form of a workflow."""
+    conversations = {chain.role: chain.conversation for chain in workflow.chains}
+    return WorkflowShape.of(workflow, conversations=conversations)
+
+
 def overview_status(summary: ConversationSummary, now: float) -> str:
     """Return the status of a conversation: the first that applies.
 
