@@ -9,7 +9,7 @@ import pytest
 
 from conversation.conftest import Connect
 from kedge import Conversation
-from kedge.conversation import run
+from kedge.conversation import run_writer
 from kedge.engines import Events, Request
 from kedge.engines.reply import answer_text
 from kedge.errors import ServerFailed, StoreBusy, StoreError, StoreUnreachable
@@ -24,7 +24,7 @@ from kedge.turns import Turn
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the pauses between attempts, but not the attempts."""
-    monkeypatch.setattr(run, "SAVE_PAUSES", (0.0,) * len(run.SAVE_PAUSES))
+    monkeypatch.setattr(run_writer, "SAVE_PAUSES", (0.0,) * len(run_writer.SAVE_PAUSES))
 
 
 def fail_appends(

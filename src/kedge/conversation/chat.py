@@ -30,6 +30,7 @@ from kedge.conversation.chat_state import (
     leave_out,
     state_from_turn,
 )
+from kedge.conversation.messages import as_block
 from kedge.engines import (
     ContentFilters,
     Engine,
@@ -52,7 +53,7 @@ from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan, check_added_results
 from kedge.planning.anchors import drop_changed_anchors
 from kedge.providers import to_engine
-from kedge.turns import Block, Turn, UnknownBlock, snapshot_block_ids, user
+from kedge.turns import Block, Turn, UnknownBlock, snapshot_block_ids
 from kedge.turns.turn import count_leading
 from kedge.usage.tokens import DEFAULT_COUNTER
 
@@ -459,7 +460,7 @@ def _with_fresh_ids(known: Sequence[Block], added: Sequence[Block | str]) -> tup
     ids = {block.id for block in known}
     blocks: list[Block] = []
     for each in added:
-        block = user(each) if isinstance(each, str) else each
+        block = as_block(each)
         if isinstance(block, Block) and block.id in ids:  # pyright: ignore[reportUnnecessaryIsInstance]
             block = structs.replace(block, id="")
         blocks.append(block)

@@ -7,9 +7,7 @@ conversation.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, get_args
 
 from msgspec.structs import replace
 from typing_extensions import TypeForm, TypeVar
@@ -20,44 +18,25 @@ from kedge._internal.event_loops import SharedLock, SharedResource
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
 from kedge.conversation import lookup
 from kedge.conversation.checkpoint import Checkpoint
-from kedge.conversation.lazy_conversation import (
-    MAX_LOADED_BLOCKS,
-    Expected,
-    LazyConversation,
-)
+from kedge.conversation.claims import DEFAULT_LEASE
+from kedge.conversation.lazy_conversation import Expected
 from kedge.conversation.lookup import Position
-from kedge.conversation.run import (
-    DEFAULT_LEASE,
-    ClaimRequest,
-    ConversationRun,
-    ConversationStream,
-    ReplyEvents,
-    TaskBuilder,
-    TurnTask,
-    hold_queue,
-)
-from kedge.engines import (
-    Engine,
-    OutputSchema,
-    Reply,
-    ResponsesEngine,
-    find_filters,
-    to_output_schema,
-    unwrap,
-)
-from kedge.engines.options import RequestOptions, list_options
-from kedge.engines.output_schema import SchemaMismatch
-from kedge.engines.reply import answer_text, read_output
+from kedge.conversation.messages import append_blocks, as_block, as_turn, filter_blocks
+from kedge.conversation.run import ConversationStream
+from kedge.conversation.tasks import ConversationTasks
+from kedge.engines import Engine, OutputSchema, Reply, ResponsesEngine, find_filters, unwrap
+from kedge.engines.options import RequestOptions
+from kedge.engines.reply import answer_text
 from kedge.engines.request_log import CostFunction
 from kedge.engines.responses import delete_unused_objects
-from kedge.errors import HeadConflict, InvalidSetting, InvalidTurn, OutputInvalid, describe_type
+from kedge.errors import InvalidSetting
 from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware
 from kedge.planning import Mode, RequestPlan, check_added_results
 from kedge.providers import to_engine
 from kedge.store import ConversationRow, Node, RequestRecord, Store
 from kedge.store.open import StoreAddress, accept_address, share_store
 from kedge.store.records import NodeKind, new_row
-from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, new_id, user
+from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, user
 from kedge.turns.blocks import build_replacement
 from kedge.turns.frozen_json import EMPTY
 
@@ -93,7 +72,7 @@ class NewConversationSettings(ConversationSettings, total=False):
     data: Mapping[str, Any]
 
 
-class Conversation(LazyConversation):
+class Conversation(ConversationTasks):
     """A conversation with a model, in a store or in memory.
 
     The first use opens it, or creates it if the store does not have it: the first write creates it, and reading
@@ -162,10 +141,10 @@ class Conversation(LazyConversation):
         new = new_row(
             title, tags=tags, mode=mode, retention=retention, ttl=ttl, data=data, id=id or ""
         )
-        self._given_turn = _as_turn(blocks)
-        self.price = None if price is None else check_callback("price", price)
-        self.lease = validate_seconds(lease, "lease") or DEFAULT_LEASE
-        self._is_queued = concurrent == "queue"
+        self._given_turn = as_turn(blocks)
+        if price is not None:
+            check_callback("price", price)
+        lease = validate_seconds(lease, "lease") or DEFAULT_LEASE
         if isinstance(model, Store):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidSetting(
                 'the first argument is the model, and the store is store=…: Conversation("openai:gpt-5.1", store=store)'
@@ -175,10 +154,19 @@ class Conversation(LazyConversation):
         owned: list[SharedResource[Any]] = [shared_store]
         if isinstance(model, str):
             owned.append(SharedResource(self._base_engine))
-        super().__init__(shared_store.resource, new, owned)
-        anchors = lookup.with_stored_anchors(self.store, lambda: self.row.retention)
-        self.engine = with_default_middleware(self._base_engine, innermost=anchors, **stack)
-        self._inner_engine = unwrap(self.engine)
+        opened_store = shared_store.resource
+        anchors = lookup.with_stored_anchors(opened_store, lambda: self.row.retention)
+        engine = with_default_middleware(self._base_engine, innermost=anchors, **stack)
+        super().__init__(
+            opened_store,
+            new,
+            owned,
+            engine=engine,
+            price=price,
+            lease=lease,
+            is_queued=concurrent == "queue",
+        )
+        self._inner_engine = unwrap(engine)
 
     @classmethod
     def create(
@@ -231,7 +219,7 @@ class Conversation(LazyConversation):
 
     def _first_turn(self) -> Turn:
         turn = self._given_turn
-        return turn.with_blocks(_filter_blocks(self.engine, turn))
+        return turn.with_blocks(filter_blocks(self.engine, turn))
 
     async def _load(self) -> None:
         if isinstance(self._inner_engine, ResponsesEngine):
@@ -305,10 +293,8 @@ class Conversation(LazyConversation):
         Arguments and errors are those of ``send``; errors are raised by the iteration. With ``keep``, the
         messages follow the first ``keep`` blocks of the node instead of all blocks.
         """
-        blocks = tuple(_as_block(each) for each in messages)
-        build_task = partial(self._build_question, blocks, at, keep, key)
-        run = partial(self._run_once, key, blocks, at is not None) if key else self._run
-        return self._open_stream(partial(run, build_task), output, options)
+        blocks = tuple(map(as_block, messages))
+        return self._stream_question(blocks, at, keep, key, output, options)
 
     @checked
     async def resume(
@@ -354,9 +340,7 @@ class Conversation(LazyConversation):
         Returns:
             The stream; its iteration raises ``NotInStore`` if there is no such question.
         """
-        schema = None if output is None else to_output_schema(output)
-        run = partial(self._run, partial(self._resume, node, restart, schema))
-        return self._open_stream(run, schema, options)
+        return self._stream_stored_question(node, restart, output, options)
 
     async def pending(self) -> Sequence[Node]:
         """Return the questions without an answer, which are in progress or were interrupted.
@@ -382,7 +366,7 @@ class Conversation(LazyConversation):
             Blocked: A guard rejects one of the blocks.
             UnmatchedResult: A tool result among the blocks belongs to no open call; nothing was stored.
         """
-        blocks = _filter_blocks(self.engine, map(_as_block, messages))
+        blocks = filter_blocks(self.engine, map(as_block, messages))
         return await self._change_turn(lambda turn: turn.append(*blocks), kind)
 
     @checked
@@ -397,7 +381,7 @@ class Conversation(LazyConversation):
             The plan. It is ``conditional`` if a probe of the server, or a response in the store's index, may change it;
             ``probe_and_plan`` looks for both.
         """
-        turn = _append_blocks(self.turn, map(_as_block, messages))
+        turn = append_blocks(self.turn, map(as_block, messages))
         plan = self.engine.plan(turn, **options)
         has_answer = any(not isinstance(block, UserBlock) for block in turn.body)
         is_searched = plan.is_full and plan.mode == "chained" and has_answer
@@ -418,25 +402,13 @@ class Conversation(LazyConversation):
         Returns:
             The plan, with the responses in the store's index among its candidates.
         """
-        turn = _append_blocks(await self._require_turn(), map(_as_block, messages))
-        found = await lookup.add_candidates(
+        turn = append_blocks(await self._require_turn(), map(as_block, messages))
+        plan_options = await lookup.add_candidates(
             self.engine, self.store, turn, options, self.row.retention
         )
-        return await self.engine.probe_and_plan(turn, **found)
+        return await self.engine.probe_and_plan(turn, **plan_options)
 
-    # Navigation
-
-    async def refresh(self) -> Self:
-        """Continue from the current head in the store, and return this conversation."""
-        await self._open()
-        self._undone = ()
-        if not self.row.number:
-            if found := await self._find():
-                await self._adopt(found)
-            return self
-        row = await self.store.conversation(self.row)
-        await self._continue_with(row, node=row.head)
-        return self
+    # Navigation; ``refresh`` is in the base class
 
     async def tree(self) -> Sequence[Node]:
         """Return every node of the conversation's tree in order, including those of its forks."""
@@ -464,7 +436,8 @@ class Conversation(LazyConversation):
         turn = await self._require_turn()
         if isinstance(other, Position):
             node, length = await self._find_position(other)
-            return diff(turn, (await self.store.load(self.row, node.id)).turn().take(length))
+            path = await self.store.load(self.row, node.id)
+            return diff(turn, path.turn().take(length))
         return diff(turn, await _get_async(other)._require_turn())  # noqa: SLF001
 
     @checked
@@ -502,11 +475,13 @@ class Conversation(LazyConversation):
             NotInStore: This conversation has no such node, response or block.
         """
         await self.require_row()
-        node, length = await self._find_position(self.head if at is None else at)
+        if at is None:
+            at = self.head
+        node, length = await self._find_position(at)
         row = await self.store.fork(self.row, node.id, title or self.title)
         forked = self._clone(row, node)
         if self._turn is not None:
-            forked._turn = (await self._load_turn(node.id, row))[1]  # noqa: SLF001
+            _, forked._turn = await self._load_turn(node.id, row)  # noqa: SLF001
         if length < node.length:
             await forked._change_turn(lambda turn: turn.take(length))  # noqa: SLF001
         return forked
@@ -520,8 +495,9 @@ class Conversation(LazyConversation):
         """
         await self._open()
         undone = (*self._undone, self._node)
-        await self._move_to(await lookup.find_undo_target(self.store, self.row, self.head))
-        self._undone = undone
+        target = await lookup.find_undo_target(self.store, self.row, self.head)
+        await self._move_to(target)
+        self._undone = undone  # which the move has cleared
         return self
 
     async def redo(self) -> Self:
@@ -535,12 +511,13 @@ class Conversation(LazyConversation):
             HeadConflict: Another process moved the head.
         """
         await self._open()
-        if self._undone:
-            *undone, target = self._undone
+        undone = self._undone
+        if undone:
+            target = undone[-1]
         else:
-            undone, target = [], await lookup.find_redo_target(self.store, self.row, self.head)
+            target = await lookup.find_redo_target(self.store, self.row, self.head)
         await self._move_to(target)
-        self._undone = tuple(undone)
+        self._undone = undone[:-1]
         return self
 
     @checked
@@ -558,7 +535,7 @@ class Conversation(LazyConversation):
             HeadConflict: Another process moved the head; the change is stored on a branch.
             Blocked: A guard rejects one of the blocks.
         """
-        blocks = _filter_blocks(self.engine, map(_as_block, messages))
+        blocks = filter_blocks(self.engine, map(as_block, messages))
         return await self._change_turn(lambda turn: turn.insert(index, *blocks))
 
     @checked
@@ -613,7 +590,7 @@ class Conversation(LazyConversation):
 
         def change(turn: Turn) -> Turn:
             block = build_replacement(turn[turn.index(old)], new)
-            return turn.edit(old, *_filter_blocks(self.engine, [block]))
+            return turn.edit(old, *filter_blocks(self.engine, [block]))
 
         return await self._change_turn(change)
 
@@ -653,8 +630,7 @@ class Conversation(LazyConversation):
         Returns:
             The stream; its iteration raises ``NotInStore`` if the conversation has no question.
         """
-        run = partial(self._run, self._build_regenerate_task)
-        return self._open_stream(run, output, options)
+        return self._stream_last_question(output, options)
 
     @checked
     async def merge_summary_of(
@@ -672,21 +648,22 @@ class Conversation(LazyConversation):
         await self._open()
         if isinstance(other, int | Node):
             node = lookup.get_node_number(self.row, other)
-            loaded = await self.store.load(self.row, node)
-            shared = (await self.store.differences(self.row, self.head, node)).shared
-            turn = loaded.turn()
+            path = await self.store.load(self.row, node)
+            turn = path.turn()
+            differences = await self.store.differences(self.row, self.head, node)
+            shared_length = differences.shared
         else:
-            turn, shared = await _get_async(other)._require_turn(), 0  # noqa: SLF001
+            turn = await _get_async(other)._require_turn()  # noqa: SLF001
+            shared_length = 0
         await self.store.require_continuable(self.row)  # before the request is paid for
         # The engine is used without middleware, so the filters of the middleware are applied here.
         filters = find_filters(self.engine)
         turn = filters.apply_to_turn(turn, ("input",))
         request = turn.append(user(ask, origin="merge_summary_of"))
-        mode = self.row.mode
-        stream = self._base_engine.stream(request, streaming=False, mode=mode)
+        stream = self._base_engine.stream(request, streaming=False, mode=self.row.mode)
         await stream.finish()
         text = answer_text(filters.apply_to_turn(stream.turn, ("output",))).strip()
-        summary = build_summary_block(text, turn.blocks[shared:])
+        summary = build_summary_block(text, turn.blocks[shared_length:])
         return await self.append(summary, kind="merged")
 
     # Administration
@@ -758,8 +735,10 @@ class Conversation(LazyConversation):
             self._new = replace(self._new, mode=row.mode)
         if "retention" in names:
             self._new = replace(self._new, retention=row.retention)
-        is_moved = row_before.head == self.head != row.head
-        await self._continue_with(row, node=row.head if is_moved else self.head)
+        node = self.head
+        if row_before.head == self.head:
+            node = row.head  # the change has moved the head
+        await self._continue_with(row, node=node)
 
     async def delete(self) -> None:
         """Delete the conversation and all blocks that no other conversation uses; this cannot be undone.
@@ -783,202 +762,6 @@ class Conversation(LazyConversation):
 
     # Implementation
 
-    async def _require_row_for(self, change: Callable[[Turn], Turn]) -> ConversationRow:
-        """Return the row in the store; create the conversation unless the first change of it is invalid."""
-        await self._open()
-        if not self.row.number:
-            change(self.turn)
-        return await self.require_row()
-
-    async def _find_row(self) -> ConversationRow | None:
-        """Return the row in the store, if the conversation is there."""
-        await self._open()
-        return self.row if self.row.number else None
-
-    def _open_stream(
-        self, run: Callable[[dict[str, Any]], ReplyEvents], output: Any, options: Mapping[str, Any]
-    ) -> ConversationStream[Any]:
-        """Return the stream of a run, with the schema of a typed answer among its options."""
-        schema = None if output is None else to_output_schema(output)
-        listed = list_options(options)
-        open_events = partial(run, {**listed, "output": schema} if schema else listed)
-        if self._is_queued:
-            open_events = partial(self._wait_in_queue, open_events)
-        return ConversationStream(open_events, schema)
-
-    async def _wait_in_queue(self, open_events: Callable[[], ReplyEvents]) -> ReplyEvents:
-        """Run a turn after the earlier turns of this conversation, from their answer."""
-        row = await self.require_row()
-        async with self.store.get_queue(row.id).acquire(), hold_queue(self.store, row, self.lease):
-            await self._follow_head()
-            async with aclosing(open_events()) as events:
-                async for event in events:
-                    yield event
-
-    def _run(self, build_task: TaskBuilder, options: dict[str, Any]) -> ReplyEvents:
-        position = self._set_position
-        return ConversationRun(self.engine, build_task, options, self.price, position).events()
-
-    async def _build_task(
-        self,
-        node: int,
-        change: Callable[[Turn], Turn] = lambda turn: turn,
-        key: str = "",
-        *,
-        resumed: bool = True,
-    ) -> TurnTask:
-        """Return a task that sends the Turn at a node, after a change."""
-        checkpoint = Checkpoint(self.store, self.row, *await self._load_turn(node))
-        return TurnTask(checkpoint, change(checkpoint.turn), self.head, key, resumed)
-
-    async def _build_question(
-        self, blocks: Sequence[Block], at: Position | None, keep: int | None, key: str
-    ) -> TurnTask:
-        await self._require_row_for(lambda turn: _append_blocks(turn, blocks))
-        node = self.head
-        if isinstance(at, int | Node):
-            node = lookup.get_node_number(self.row, at)
-        elif at is not None:
-            found, length = await self._find_position(at)
-            node = found.id
-            if keep is None:
-                keep = length
-
-        def add(turn: Turn) -> Turn:
-            return _append_blocks(turn if keep is None else turn.take(keep), blocks)
-
-        return await self._build_task(node, add, key, resumed=False)
-
-    async def _run_once(
-        self,
-        key: str,
-        blocks: Sequence[Block],
-        is_branch: bool,
-        build_task: TaskBuilder,
-        options: dict[str, Any],
-    ) -> ReplyEvents:
-        """Run the turn with this key, or return its reply if it was run already.
-
-        ``is_branch`` means that the turn continues from another node than the head.
-        """
-        row = await self._require_row_for(lambda turn: _append_blocks(turn, blocks))
-        request = ClaimRequest(self.store, row, key, new_id("run"), self.lease)
-        model = options.get("model") or unwrap(self._base_engine).model
-        claim = await request.acquire(blocks, {**options, "model": model})
-        schema = options.get("output")
-
-        async def build_claimed_task() -> TurnTask | Reply[Any]:
-            if claim.answer:
-                await self._follow_head()
-                return await self._load_reply(claim.answer, schema)
-            if claim.question:
-                point = await self._find_claimed_turn(claim.question, is_branch=is_branch)
-                if point is not None:
-                    return await self._resume_at(point, key, schema)
-            return await build_task()
-
-        async with request.maintain(), aclosing(self._run(build_claimed_task, options)) as events:
-            async for event in events:
-                yield event
-
-    async def _resume(
-        self, node: int | Node | None, restart: bool, schema: OutputSchema[Any] | None
-    ) -> TurnTask | Reply[Any]:
-        await self._open()
-        question = None if node is None else lookup.get_node_number(self.row, node)
-        if restart and question is not None:
-            point = lookup.ResumePoint(await self.store.node(self.row, question), done=False)
-            return await self._resume_at(point, "", schema)
-        point = await lookup.find_resume_point(self.store, self.row, question)
-        while True:
-            task = await self._resume_at(point, "", schema)
-            if point.done:
-                return task
-            # An answer that another process stored meanwhile would be requested and paid for again.
-            newest = await lookup.find_resume_point(self.store, self.row, question)
-            if newest == point:
-                return task
-            point = newest
-
-    async def _resume_at(
-        self, point: lookup.ResumePoint, key: str, schema: OutputSchema[Any] | None
-    ) -> TurnTask | Reply[Any]:
-        """Return the task that continues a stored question from this point, or its answer if it has one.
-
-        If an answer does not have the requested type, the run continues with a correction.
-        """
-        if not point.done:
-            await self.store.require_continuable(self.row)  # before tools run
-            return await self._build_task(point.node.id, key=key)
-        try:
-            reply = await self._adopt_answer(point.node, schema)
-        except OutputInvalid as invalid:
-            mismatch = SchemaMismatch(invalid.problems)
-            correction = cast("OutputSchema[Any]", schema).build_correction(mismatch)
-            return await self._build_task(point.node.id, lambda turn: turn.append(correction), key)
-        if key:
-            await self.store.settle(self.row, key, point.node.id)
-        return reply
-
-    async def _find_claimed_turn(
-        self, question: int, *, is_branch: bool
-    ) -> lookup.ResumePoint | None:
-        """Return where the turn of a key continues; None if it must be run from the current head.
-
-        A turn whose answer lost the race for the head is on a separate branch: neither on the path
-        to the head nor after it. It is not part of the conversation, and runs again, unless it was sent to continue
-        from another node.
-        """
-        point = await lookup.find_resume_point(self.store, self.row, question)
-        head = (await self.store.conversation(self.row)).head
-        is_stored = await self._is_on_path(point.node.id, head)
-        if is_stored or await self._is_on_path(head, point.node.id):
-            # The head is where it was when the question was stored, perhaps by another process.
-            await self._follow_head()
-            return point
-        if head != self.head:  # it would lose the race again
-            raise HeadConflict(self.id, point.node.id, head)
-        return point if is_branch else None
-
-    async def _is_on_path(self, node: int, end: int) -> bool:
-        return any(each.id == node for each in await self.store.path(self.row, end))
-
-    async def _follow_head(self) -> None:
-        """Continue from the current head in the store, if it has moved."""
-        if (await self.store.conversation(self.row)).head != self.head:
-            await self.refresh()
-
-    async def _build_regenerate_task(self) -> TurnTask:
-        """Return a task for the last question, from the current Turn if it was edited or extended since."""
-        if question := lookup.find_last_question(await self.path()):
-            return await self._build_task(question.id)
-        return await self._build_task(self.head, lookup.truncate_to_question, resumed=False)
-
-    async def _adopt_answer(self, node: Node, schema: OutputSchema[Any] | None) -> Reply[Any]:
-        """Return a stored answer, and move the head to it unless it is on the head's path."""
-        reply = await self._load_reply(node.id, schema)
-        if await self._is_on_path(node.id, (await self.store.conversation(self.row)).head):
-            await self._follow_head()
-            return reply
-        await self.store.move_head(self.row, node, head=self.head)
-        self._set_position(node, reply.turn)
-        return reply
-
-    async def _load_reply(self, node: int, schema: OutputSchema[Any] | None) -> Reply[Any]:
-        """Return the reply that is stored at a node, with its typed value if it has one.
-
-        Raises:
-            OutputInvalid: It does not match; a validator of its type may also reject what it accepted before.
-        """
-        turn = (await self.store.load(self.row, node)).turn(self.id)
-        try:
-            value = read_output(schema, turn) if schema else None
-        except SchemaMismatch as mismatch:
-            raise OutputInvalid(answer_text(turn), mismatch.problems, 0, turn) from mismatch
-        newest = await self.store.newest_response(self.row, node)
-        requests = (newest,) if newest and newest.node == node else ()
-        return Reply(answer_text(turn), turn, node, self.id, requests, stored=True, output=value)
-
     async def _change_turn(self, change: Callable[[Turn], Turn], kind: NodeKind = "edited") -> Node:
         """Store a change of the Turn as a new node, and move the head to it.
 
@@ -999,58 +782,19 @@ class Conversation(LazyConversation):
         self._set_position(node, turn)
         return node
 
-    async def _move_to(self, node: Node) -> None:
-        await self.store.move_head(self.row, node, head=self.head)
-        await self._continue_at(node)
-
-    async def _continue_with(self, row: ConversationRow, node: int) -> None:
-        """Continue from a node with a current row."""
-        before = self.row
-        self._set_row(row)
-        if (self.row.mode, self.row.retention) != (before.mode, before.retention):
-            self._turn = None  # its mode and the expiry of its anchors depend on them
-        if node != self.head:
-            await self._continue_at(await self.store.node(row, node))
-        if self._turn is None and self._node.length <= MAX_LOADED_BLOCKS:
-            await self._require_turn()
-
-    async def _continue_at(self, node: Node) -> None:
-        """Continue from a node, without loading a Turn that is not loaded yet."""
-        turn = None if self._turn is None else (await self._load_turn(node.id))[1]
-        self._set_position(node, turn)
-
-    async def _find_position(self, at: Position) -> tuple[Node, int]:
-        """Return the node of a position, and the number of its blocks to use."""
-        await self._open()
-        blocks = () if isinstance(at, int | Node) else (await self._require_turn()).blocks
-        return await lookup.find_position(self.store, self.row, blocks, at)
-
-    async def _require_turn(self) -> Turn:
-        """Return the Turn at the head, loading it if necessary."""
-        await self._open()
-        while self._turn is None:
-            node = self._node
-            loaded = await self.store.load(self.row, node.id)
-            if self._node is node:  # unless another task has moved the head meanwhile
-                self._turn = loaded.turn(self.id)
-        return self._turn
-
-    async def _load_turn(self, node: int, row: ConversationRow | None = None) -> tuple[Node, Turn]:
-        """Return a node and its Turn; blocks of the current Turn are not read again."""
-        turn = await self._require_turn()
-        if node == self.head and row is None:
-            return self._node, turn
-        return await self.store.load_turn(row or self.row, node, known=self._node, turn=turn)
-
     def _clone(self, row: ConversationRow, node: Node) -> Self:
         """Return another conversation with the same engine and store."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._new, other._row = row, self._apply_settings(row)
-        other._turn, other._node, other._undone, other._is_new = None, node, (), True
+        other._new = row
+        other._row = self._apply_settings(row)
+        other._turn = None
+        other._node = node
+        other._undone = ()
+        other._is_new = True
         other._opening = SharedLock()
-        for each in self._owned:
-            each.add_user()
+        for resource in self._owned:
+            resource.add_user()
         return other
 
 
@@ -1076,34 +820,3 @@ def _check_id(id: object, ttl: object, *, has_store: bool) -> None:  # noqa: A00
             raise InvalidSetting(
                 f'{name}= needs store=: a conversation in memory ends with this program; write store="chat.db"'
             )
-
-
-def _as_block(message: Block | str) -> Block:
-    return user(message) if isinstance(message, str) else message
-
-
-def _as_turn(messages: Block | str | Iterable[Block | str]) -> Turn:
-    """Return the Turn of these messages; a Turn itself has data and anchors, too."""
-    if isinstance(messages, Turn):
-        return messages
-    listed = [messages] if isinstance(messages, str | Block) else messages
-    if not isinstance(listed, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidTurn(f"blocks must be blocks or texts, not {describe_type(listed)}")
-    return Turn(map(_as_block, listed))  # which checks them
-
-
-def _append_blocks(turn: Turn, blocks: Iterable[Block]) -> Turn:
-    """Return a Turn with blocks of the caller at its end.
-
-    Raises:
-        UnmatchedResult: A result among them belongs to no open call.
-    """
-    extended = turn.append(*blocks)
-    check_added_results(turn, extended)
-    return extended
-
-
-def _filter_blocks(engine: Engine, blocks: Iterable[Block]) -> tuple[Block, ...]:
-    """Return blocks after the guards of an engine, as they may be stored."""
-    filters = find_filters(engine)
-    return tuple(filters.apply(block, ("input",)) for block in blocks)

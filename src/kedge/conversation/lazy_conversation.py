@@ -1,23 +1,25 @@
-"""The opening of a conversation: by its first use, once for all tasks, threads and event loops.
+"""The opening of a conversation by its first use, once for all tasks, threads and event loops, and its position.
 
 Reading never creates a conversation. Until the first write, a new one has a row with the number 0 and the Turn of the
 blocks that it begins with.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, Self
 
 from msgspec.structs import replace
 
 from kedge._internal.display import pluralize
 from kedge._internal.event_loops import AsyncResource, SharedLock, SharedResource, run_to_end
+from kedge.conversation import lookup
 from kedge.conversation.checkpoint import limit_retention
+from kedge.conversation.lookup import Position
 from kedge.errors import InvalidSetting, KedgeError, NotInStore
 from kedge.planning import Mode, get_state, set_state
 from kedge.store import ConversationRow, Node, Store
 from kedge.store.conversations import reject_scheduled
 from kedge.store.node_state import decode_mode
-from kedge.turns import Turn
+from kedge.turns import Block, Turn
 from kedge.turns.turn import rename_turn
 
 MAX_LOADED_BLOCKS = 2_000
@@ -121,9 +123,11 @@ class LazyConversation(AsyncResource):
         A store and an engine that several conversations use are closed by the last of them. This object cannot be
         used again.
         """
-        owned, self._owned, self._is_closed = self._owned, (), True
-        for each in owned:
-            await each.aclose()
+        self._is_closed = True
+        owned = self._owned
+        self._owned = ()
+        for resource in owned:
+            await resource.aclose()
 
     def __repr__(self) -> str:
         if self._row is None:
@@ -144,6 +148,33 @@ class LazyConversation(AsyncResource):
                     await run_to_end(self._create())
         return self.row
 
+    async def _require_row_for(self, change: Callable[[Turn], Turn]) -> ConversationRow:
+        """Return the row in the store; create the conversation unless the first change of it is invalid."""
+        await self._open()
+        if not self.row.number:
+            change(self.turn)
+        return await self.require_row()
+
+    async def _find_row(self) -> ConversationRow | None:
+        """Return the row in the store, if the conversation is there."""
+        await self._open()
+        return self.row if self.row.number else None
+
+    async def refresh(self) -> Self:
+        """Continue from the current head in the store, and return this conversation."""
+        await self._open()
+        self._undone = ()
+        if not self.row.number:
+            stored_row = await self._find()
+            if stored_row is not None:
+                await self._adopt(stored_row)
+            return self
+        row = await self.store.conversation(self.row)
+        await self._continue_with(row, node=row.head)
+        return self
+
+    # Opening
+
     async def _open(self) -> Self:
         if self._is_closed:
             raise KedgeError(CLOSED)
@@ -155,16 +186,17 @@ class LazyConversation(AsyncResource):
 
     async def _load(self) -> None:
         """Read the conversation, or begin a new one."""
-        found = await self._find()
-        if found is not None:
-            await self._adopt(found)
+        stored_row = await self._find()
+        if stored_row is not None:
+            await self._adopt(stored_row)
         elif self._expected == "new":
             await self._create()
         else:
             turn = rename_turn(self._first_turn(), self.id)
             state = get_state(turn)
             self._turn = set_state(turn, replace(state, mode=self._new.mode or state.mode))
-            self._row, self._is_new = self._new, True
+            self._row = self._new
+            self._is_new = True
 
     async def _find(self) -> ConversationRow | None:
         await self.store
@@ -179,37 +211,100 @@ class LazyConversation(AsyncResource):
 
     async def _create(self) -> None:
         """Create the conversation, or open the one that another process has created meanwhile."""
-        is_new = True
         try:
             row = await self.store.insert(self._new, self._first_turn())
         except InvalidSetting:
-            found = None if self._expected == "new" else await self._find()
-            if found is None:
+            # The row may be invalid, or there is one with this id.
+            stored_row = await self._find()
+            if stored_row is None:
                 raise
-            row, is_new = found, False
-        await self._adopt(row)
-        self._is_new = is_new
+            await self._adopt(stored_row)
+            self._is_new = False
+        else:
+            await self._adopt(row)
+            self._is_new = True
 
     def _first_turn(self) -> Turn:
         """Return the Turn that a new conversation begins with."""
         raise NotImplementedError
 
-    async def _adopt(self, found: ConversationRow) -> None:
+    async def _adopt(self, stored_row: ConversationRow) -> None:
         """Continue at the head of a row that was read, unless it is about to be deleted."""
-        reject_scheduled(found)
-        row = self._apply_settings(found)
+        reject_scheduled(stored_row)
+        row = self._apply_settings(stored_row)
         loaded = await self.store.load_short(row, MAX_LOADED_BLOCKS)
         if isinstance(loaded, Node):
-            self._node, self._turn = loaded, None
+            self._node = loaded
+            self._turn = None
         else:
-            self._node, self._turn = loaded.node, loaded.turn(row.id)
+            self._node = loaded.node
+            self._turn = loaded.turn(row.id)
         self._row = row
 
     def _apply_settings(self, row: ConversationRow) -> ConversationRow:
         """Return a row with the mode and the retention of this object's requests."""
-        new = self._new
-        mode, retention = new.mode or row.mode, new.retention or row.retention
+        mode = self._new.mode or row.mode
+        retention = self._new.retention or row.retention
         return replace(row, mode=mode, retention=retention)
+
+    # Position
+
+    async def _follow_head(self) -> None:
+        """Continue from the current head in the store, if it has moved."""
+        if (await self.store.conversation(self.row)).head != self.head:
+            await self.refresh()
+
+    async def _is_on_path(self, node: int, end: int) -> bool:
+        path = await self.store.path(self.row, end)
+        return any(step.id == node for step in path)
+
+    async def _find_position(self, at: Position) -> tuple[Node, int]:
+        """Return the node of a position, and the number of its blocks to use."""
+        await self._open()
+        blocks: Sequence[Block] = ()
+        if not isinstance(at, int | Node):
+            blocks = (await self._require_turn()).blocks
+        return await lookup.find_position(self.store, self.row, blocks, at)
+
+    async def _require_turn(self) -> Turn:
+        """Return the Turn at the head, loading it if necessary."""
+        await self._open()
+        while self._turn is None:
+            node = self._node
+            loaded = await self.store.load(self.row, node.id)
+            if self._node is node:  # unless another task has moved the head meanwhile
+                self._turn = loaded.turn(self.id)
+        return self._turn
+
+    async def _load_turn(self, node: int, row: ConversationRow | None = None) -> tuple[Node, Turn]:
+        """Return a node and its Turn; blocks of the current Turn are not read again."""
+        turn = await self._require_turn()
+        if node == self.head and row is None:
+            return self._node, turn
+        return await self.store.load_turn(row or self.row, node, known=self._node, turn=turn)
+
+    async def _move_to(self, node: Node) -> None:
+        """Move the head, and continue from there."""
+        await self.store.move_head(self.row, node, head=self.head)
+        await self._continue_at(node)
+
+    async def _continue_with(self, row: ConversationRow, node: int) -> None:
+        """Continue from a node with a current row."""
+        before = self.row
+        self._set_row(row)
+        if (self.row.mode, self.row.retention) != (before.mode, before.retention):
+            self._turn = None  # its mode and the expiry of its anchors depend on them
+        if node != self.head:
+            await self._continue_at(await self.store.node(row, node))
+        if self._turn is None and self._node.length <= MAX_LOADED_BLOCKS:
+            await self._require_turn()
+
+    async def _continue_at(self, node: Node) -> None:
+        """Continue from a node, without loading a Turn that is not loaded yet."""
+        turn: Turn | None = None
+        if self._turn is not None:
+            _, turn = await self._load_turn(node.id)
+        self._set_position(node, turn)
 
     def _set_row(self, row: ConversationRow) -> None:
         """Continue with a current row at the known head, at which the Turn of this object ends."""
@@ -217,7 +312,8 @@ class LazyConversation(AsyncResource):
 
     def _set_position(self, node: Node, turn: Turn | None) -> None:
         """Continue from a node; None for a Turn that is not loaded."""
-        self._node, self._undone = node, ()
+        self._node = node
+        self._undone = ()
         if turn is not None:
             turn = _with_mode(turn, decode_mode(node.memory, self.row.mode))
             turn = limit_retention(turn, self.row.retention)
@@ -228,4 +324,6 @@ class LazyConversation(AsyncResource):
 def _with_mode(turn: Turn, mode: Mode | None) -> Turn:
     """Return a Turn with the mode that it has when it is loaded: its own, or else that of the conversation."""
     state = get_state(turn)
-    return turn if state.mode == mode else set_state(turn, replace(state, mode=mode))
+    if state.mode == mode:
+        return turn
+    return set_state(turn, replace(state, mode=mode))
