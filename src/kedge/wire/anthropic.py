@@ -56,13 +56,19 @@ class ContentBlockBuilder(msgspec.Struct):
     @property
     def identity(self) -> JsonObject:
         """The id of the output item, as a member of it."""
-        return {"id": self.item_id} if self.item_id else {}
+        if not self.item_id:
+            return {}
+        return {"id": self.item_id}
 
     def build_call(self, **arguments: str) -> JsonObject:
         """Return the output item of a call."""
-        call_id, name = self.block.get("id"), fields.get_text(self.block, "name")
-        call = {"type": "function_call", "call_id": call_id, "name": name}
-        return {**call, **arguments, **self.identity}
+        return {
+            "type": "function_call",
+            "call_id": self.block.get("id"),
+            "name": fields.get_text(self.block, "name"),
+            **arguments,
+            **self.identity,
+        }
 
     def is_repeated_by(self, block: JsonObject) -> bool:
         """Return whether a block that starts under the same index is this one, started again."""
@@ -90,23 +96,30 @@ class ContentBlockBuilder(msgspec.Struct):
         block = self.block
         match self.type:
             case "text":
-                citations = {"citations": block["citations"]} if block.get("citations") else {}
-                part = {"type": "output_text", "text": self.text("text"), **citations}
+                part = {"type": "output_text", "text": self.text("text")}
+                if block.get("citations"):
+                    part["citations"] = block["citations"]
                 item = fields.build_message([part])
             case "thinking":
                 signature = fields.get_text(block, "signature")
                 item = fields.build_reasoning(self.text("thinking"), signature)
             case "redacted_thinking":
-                sealed = fields.build_reasoning("", fields.get_text(block, "data"))
-                item = {**sealed, NATIVE_KEY: REDACTED_REASONING}
+                item = fields.build_reasoning("", fields.get_text(block, "data"))
+                item[NATIVE_KEY] = REDACTED_REASONING
             case _:
-                written = self.text("input") if self.pieces else ""
-                try:
-                    native = {"input": json.loads(written)} if written.strip() else {}
-                except ValueError:
-                    native = {"input": written}
-                return repair_surrogates({**block, **native})
+                return self._build_native_item()
         return {**item, **self.identity}
+
+    def _build_native_item(self) -> JsonObject:
+        """Return the block as an item, with the input that its deltas have."""
+        item = dict(self.block)
+        text = self.text("input") if self.pieces else ""
+        if text.strip():
+            try:
+                item["input"] = json.loads(text)
+            except ValueError:
+                item["input"] = text
+        return repair_surrogates(item)
 
 
 STOP_REASONS: dict[str, tuple[Literal["completed", "refused", "paused", "cut"], str]] = {
@@ -148,13 +161,13 @@ class AnthropicDecoder(StreamDecoder):
         content: Any = response.get("content")
         if isinstance(content, str):  # the form of a request
             content = [{"type": "text", "text": content}]
+        if not isinstance(content, list):
+            content = []
         self._read_event("message_start", {"message": response})
-        for index, block in enumerate(
-            cast("list[Any]", content if isinstance(content, list) else [])
-        ):
-            place = {"index": index, "content_block": block}
-            self._read_event("content_block_start", place)
-            self._read_event("content_block_stop", place)
+        for index, block in enumerate(cast("list[Any]", content)):
+            event = {"index": index, "content_block": block}
+            self._read_event("content_block_start", event)
+            self._read_event("content_block_stop", event)
         reason = response.get("stop_reason") or "end_turn"
         self._read_event("message_delta", {"delta": {**response, "stop_reason": reason}})
         self._read_event("message_stop", {})
@@ -162,7 +175,9 @@ class AnthropicDecoder(StreamDecoder):
     def _decode_message(self, message: JsonObject, event: str) -> None:
         if self.ended:
             return
-        kind = fields.get_text(message, "type") or ("error" if "error" in message else event)
+        kind = fields.get_text(message, "type")
+        if not kind:
+            kind = "error" if "error" in message else event
         self._read_event(kind, message)
 
     def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
@@ -185,8 +200,10 @@ class AnthropicDecoder(StreamDecoder):
 
     def _make_item_id(self, index: int) -> str:
         """Return an id for an item, because this API sends none and planning needs one."""
-        known = fields.get_text(self._message, "id")
-        return f"{known}.{index}" if known else ""
+        message_id = fields.get_text(self._message, "id")
+        if not message_id:
+            return ""
+        return f"{message_id}.{index}"
 
     # Readers of events.
 
@@ -195,92 +212,104 @@ class AnthropicDecoder(StreamDecoder):
             return
         self._started = True
         started = fields.require_object(message, "message")
-        self._message = {k: v for k, v in started.items() if k != "content"}
+        self._message = {name: value for name, value in started.items() if name != "content"}
         self._update_usage(self._message)
-        self._found.append(types.ResponseStarted(**fields.read_facts(self._message)))
+        self._events.append(types.ResponseStarted(**fields.read_facts(self._message)))
 
     def _read_block_start(self, message: JsonObject) -> None:
         block = fields.require_object(message, "content_block")
-        key = fields.get_index(message, "index")
-        index = key = key if key >= 0 else self._next_index()
-        known = self._by_index.get(key)
-        if known is not None:
-            if known.is_repeated_by(block):
-                log.warning(
-                    "content_block_start of block %d is repeated; the repetition is ignored", key
-                )
-                return
-            index = self._next_index()  # another block with an index that is in use
+        sent_index = fields.get_index(message, "index")
+        if sent_index < 0:
+            sent_index = self._next_index()
+        output_index = sent_index
+        known = self._by_index.get(sent_index)
+        if known is not None and known.is_repeated_by(block):
+            text = "content_block_start of block %d is repeated; the repetition is ignored"
+            log.warning(text, sent_index)
+            return
+        if known is not None:  # another block with an index that is in use
+            output_index = self._next_index()
             known.stopped = True
         self._complete_blocks(only_stopped=True)
-        growing = ContentBlockBuilder(block, dict(block), index, self._make_item_id(index))
-        self._blocks.append(growing)
-        self._by_index[key] = growing
-        if growing.type == "tool_use":
-            self.calls.start(read_item(growing.build_call(), index))
+        item_id = self._make_item_id(output_index)
+        builder = ContentBlockBuilder(block, dict(block), output_index, item_id)
+        self._blocks.append(builder)
+        self._by_index[sent_index] = builder
+        self._announce_block(builder)
+
+    def _announce_block(self, builder: ContentBlockBuilder) -> None:
+        """Emit the start of a block, and the text that it starts with."""
+        if builder.type == "tool_use":
+            self.calls.start(read_item(builder.build_call(), builder.output_index))
             return
-        kind = _ITEM_TYPES.get(growing.type, growing.type)
-        self._found.append(types.ItemStarted(kind, growing.item_id, index))
-        for name in ("text", "thinking"):
-            if growing.type == name and (begun := fields.get_text(growing.block, name)):
-                self._emit_text(growing, name, begun)
+        kind = _ITEM_TYPES.get(builder.type, builder.type)
+        self._events.append(types.ItemStarted(kind, builder.item_id, builder.output_index))
+        if builder.type in ("text", "thinking"):
+            text = fields.get_text(builder.block, builder.type)
+            if text:
+                self._emit_text(builder, builder.type, text)
 
     def _read_block_delta(self, message: JsonObject) -> None:
-        delta, index = fields.require_object(message, "delta"), fields.get_index(message, "index")
+        delta = fields.require_object(message, "delta")
+        index = fields.get_index(message, "index")
         kind = fields.get_text(delta, "type")
         if index >= 0 and index not in self._by_index and kind in _DELTA_BLOCKS:
             # Some servers omit the start of a block, which is needed for calls only.
             block = {"type": _DELTA_BLOCKS[kind]}
             self._read_block_start({"index": index, "content_block": block})
-        growing = self._find_block(message)
+        builder = self._find_block(message)
         match kind:
             case "text_delta" | "thinking_delta":
-                self._read_text(growing, delta, _DELTA_BLOCKS[kind])
+                self._read_text(builder, delta, _DELTA_BLOCKS[kind])
             case "signature_delta":
-                growing.block["signature"] = fields.require_text(delta, "signature")
+                builder.block["signature"] = fields.require_text(delta, "signature")
             case "input_json_delta":
-                self._read_input_json(growing, delta)
+                self._read_input_json(builder, delta)
             case "citations_delta":
-                growing.merge("citations", [delta.get("citation")])
+                builder.merge("citations", [delta.get("citation")])
             case _:
-                self._found.append(types.OpaqueEvent("content_block_delta", message))
+                self._events.append(types.OpaqueEvent("content_block_delta", message))
                 for name, value in delta.items():
                     if name != "type":
-                        growing.merge(name, value)
+                        builder.merge(name, value)
 
-    def _read_text(self, growing: ContentBlockBuilder, delta: JsonObject, name: str) -> None:
+    def _read_text(self, builder: ContentBlockBuilder, delta: JsonObject, name: str) -> None:
         piece = fields.require_text(delta, name)
-        growing.append(name, piece)
-        if text := self._joiner.feed((name, growing.output_index), piece):
-            self._emit_text(growing, name, text)
+        builder.append(name, piece)
+        text = self._joiner.feed((name, builder.output_index), piece)
+        if text:
+            self._emit_text(builder, name, text)
 
-    def _emit_text(self, block: ContentBlockBuilder, name: str, text: str) -> None:
+    def _emit_text(self, builder: ContentBlockBuilder, name: str, text: str) -> None:
         kind = "text" if name == "text" else "reasoning"
-        self._found.append(build_delta(kind, text, block.item_id, block.output_index))
+        self._events.append(build_delta(kind, text, builder.item_id, builder.output_index))
 
-    def _read_input_json(self, block: ContentBlockBuilder, delta: JsonObject) -> None:
+    def _read_input_json(self, builder: ContentBlockBuilder, delta: JsonObject) -> None:
         piece = fields.require_text(delta, "partial_json")
-        block.append("input", piece)
-        text = self._joiner.feed(("input", block.output_index), piece)
-        if text and block.type == "tool_use":
-            self.calls.append_arguments(block.item_id, block.output_index, text)
+        builder.append("input", piece)
+        text = self._joiner.feed(("input", builder.output_index), piece)
+        if text and builder.type == "tool_use":
+            self.calls.append_arguments(builder.item_id, builder.output_index, text)
 
     def _read_block_stop(self, message: JsonObject) -> None:
         """Read the end of a block; its completion is emitted later, see the module docstring."""
         self._find_block(message).stopped = True
 
     def _read_message_delta(self, message: JsonObject) -> None:
-        delta = {} if message.get("delta") is None else fields.require_object(message, "delta")
+        delta: JsonObject = {}
+        if message.get("delta") is not None:
+            delta = fields.require_object(message, "delta")
         for name in ("stop_reason", "stop_sequence", "stop_details"):
             self._message[name] = delta.get(name) or self._message.get(name)
         self._update_usage(message)
 
     def _read_message_stop(self, _: JsonObject) -> None:
         reason = fields.get_text(self._message, "stop_reason")
-        ending, code = STOP_REASONS.get(
-            reason, ("paused" if reason else "cut", reason or "unknown")
-        )
-        if ending == "refused" and not all(growing.stopped for growing in self._blocks):
+        ending, code = STOP_REASONS.get(reason, ("paused", reason))
+        if not reason:
+            ending = "cut"
+            code = "unknown"
+        if ending == "refused" and not all(builder.stopped for builder in self._blocks):
             ending = "cut"
         if ending != "cut":
             self._complete_blocks()
@@ -294,8 +323,8 @@ class AnthropicDecoder(StreamDecoder):
 
     def _read_error(self, message: JsonObject) -> None:
         error = fields.read_error(message)
-        code = error.get("code") or error.get("kind", "")
-        self._found.append(types.StreamFailed(**{**error, "code": code}))
+        error["code"] = error["code"] or error["kind"]
+        self._events.append(types.StreamFailed(**error))
 
     EVENT_READERS: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "message_start": (_read_message_start,),
@@ -311,29 +340,40 @@ class AnthropicDecoder(StreamDecoder):
 
     def _complete_blocks(self, *, only_stopped: bool = False) -> None:
         """Emit the completion of the blocks so far; a block that is not stopped may still receive deltas."""
-        for growing in self._blocks:
-            if not growing.is_complete and (growing.stopped or not only_stopped):
-                growing.is_complete = True
-                if growing.type == "tool_use":
-                    self._complete_call(growing)
-                    continue
-                self._found.append(types.ItemCompleted(growing.build_item(), growing.output_index))
+        for builder in self._blocks:
+            if builder.is_complete or (only_stopped and not builder.stopped):
+                continue
+            builder.is_complete = True
+            if builder.type == "tool_use":
+                self._complete_call(builder)
+            else:
+                item = builder.build_item()
+                self._events.append(types.ItemCompleted(item, builder.output_index))
 
     def _complete_call(self, builder: ContentBlockBuilder) -> None:
-        block, arguments = builder.block, builder.text("input")
+        block = builder.block
+        arguments = builder.text("input")
         if not arguments.strip():
             tool_input = block.get("input")
-            arguments = json.dumps({} if tool_input is None else tool_input, ensure_ascii=False)
+            if tool_input is None:
+                tool_input = {}
+            arguments = json.dumps(tool_input, ensure_ascii=False)
         item = builder.build_call(arguments=arguments)
         call = self.calls.finish(read_item(item, builder.output_index))
         if not isinstance(call, ToolCall) or not call.name:
-            self._found.append(types.AnomalyNoted("malformed", "the tool call has no name"))
+            self._events.append(types.AnomalyNoted("malformed", "the tool call has no name"))
             return
-        rest = {k: v for k, v in block.items() if k not in _CALL_FIELDS and v is not None}
+        rest = {
+            name: value
+            for name, value in block.items()
+            if name not in _CALL_FIELDS and value is not None
+        }
         if rest.get("caller") == {"type": "direct"}:
             del rest["caller"]
-        item = {**call.complete_item(item), **({NATIVE_KEY: rest} if rest else {})}
-        self._found.append(types.ItemCompleted(item, builder.output_index))
+        item = call.complete_item(item)
+        if rest:
+            item = {**item, NATIVE_KEY: rest}
+        self._events.append(types.ItemCompleted(item, builder.output_index))
 
     def _emit_refusal(self) -> None:
         """Emit a message with the refusal that stopped the model."""
@@ -342,15 +382,15 @@ class AnthropicDecoder(StreamDecoder):
         index = self._next_index()
         item_id = self._make_item_id(index)
         item = fields.build_message([{"type": "refusal", "refusal": text}])
-        self._found.append(types.RefusalDelta(text, item_id, index))
-        self._found.append(
-            types.ItemCompleted({**item, **({"id": item_id} if item_id else {})}, index)
-        )
+        if item_id:
+            item["id"] = item_id
+        self._events.append(types.RefusalDelta(text, item_id, index))
+        self._events.append(types.ItemCompleted(item, index))
 
     def _update_usage(self, message: JsonObject) -> None:
         """Update the token counts, which are cumulative."""
         counts = fields.get_object(message, "usage")
-        self._usage |= {k: v for k, v in counts.items() if v is not None}
+        self._usage |= {name: count for name, count in counts.items() if count is not None}
 
 
 # Token counts.
@@ -365,10 +405,14 @@ def read_usage(counts: JsonObject) -> Usage | None:
     if not counts:
         return None
     iterations = fields.list_objects(counts.get("iterations"))
-    runs = [_read_run(each) for each in iterations]
-    total = sum(runs, Usage()) if runs else _read_run(counts)
+    runs = [_read_run(iteration) for iteration in iterations]
+    total = _read_run(counts)
+    context = 0
+    if runs:
+        total = sum(runs, Usage())
+    if len(runs) > 1:
+        context = _count_context(iterations, runs)
     reasoning = fields.get_count(counts.get("output_tokens_details"), "thinking_tokens")
-    context = _count_context(iterations, runs) if len(runs) > 1 else 0
     return structs.replace(total, reasoning_tokens=reasoning, context_tokens=context)
 
 
@@ -383,6 +427,11 @@ def _read_run(counts: Any) -> Usage:
 
 def _count_context(iterations: list[JsonObject], runs: list[Usage]) -> int:
     """Return the tokens of the context after the last run of the model itself."""
-    pairs = zip(iterations, runs, strict=True)
-    own = [run for each, run in pairs if each.get("type") == "message"]
-    return own[-1].total_tokens if own else runs[-1].output_tokens
+    own = [
+        run
+        for iteration, run in zip(iterations, runs, strict=True)
+        if iteration.get("type") == "message"
+    ]
+    if own:
+        return own[-1].total_tokens
+    return runs[-1].output_tokens

@@ -42,7 +42,8 @@ _NO_FACTS = types.ResponseFacts()
 _get_index = attrgetter("output_index")
 
 
-MESSAGE, REASONING = "message", "reasoning"
+MESSAGE = "message"
+REASONING = "reasoning"
 _BUILT_TYPES = (MESSAGE, REASONING, *CALL_ARGUMENTS)
 """The item types that can be built from deltas; others need the finished item."""
 _TEXT_TYPES = ("output_text", "text", "refusal")
@@ -78,7 +79,8 @@ class PartBuilder(msgspec.Struct):
                 len(text),
                 len(known),
             )
-        self.pieces, self.is_complete = [text], True
+        self.pieces = [text]
+        self.is_complete = True
 
 
 class ItemBuilder(OutputItem, eq=False):
@@ -132,8 +134,12 @@ class ItemBuilder(OutputItem, eq=False):
         else:
             self.is_contradicted = self.type != REASONING
             is_used = self.type == MESSAGE and _is_empty_message(known)
-            text = "item %r of type %r differs between the stream and the finished response; the %s version is used"
-            log.warning(text, self.item_id, self.type, "listed" if is_used else "streamed")
+            log.warning(
+                "item %r of type %r differs between the stream and the finished response; the %s version is used",
+                self.item_id,
+                self.type,
+                "listed" if is_used else "streamed",
+            )
         if is_used:
             self.item = item
             # So that an owner who changes the item of an event does not change the block; unless it is too deep
@@ -145,7 +151,10 @@ class ItemBuilder(OutputItem, eq=False):
         self, response_id: str, native_api: str = "", *, is_partial: bool = False
     ) -> Block | None:
         """Build the block as far as possible; None if there is nothing to build it from."""
-        item = self._build_item() if self.item is None else self._complete_item(self.item)
+        if self.item is None:
+            item = self._build_item()
+        else:
+            item = self._complete_item(self.item)
         if item is None:
             return None
         if self.lacks_text:
@@ -174,25 +183,35 @@ class ItemBuilder(OutputItem, eq=False):
         """Return the item as far as its events have it; None if they have nothing of it."""
         if self.type == MESSAGE:
             content = self._list_parts("text", "refusal")
-            return fields.build_message(content) if content else None
-        if self.type == REASONING:
-            summary, content = self._list_parts("summary"), self._list_parts("reasoning")
-            members = {"summary": summary, "content": content}
-            return {"type": REASONING, **members} if summary or content else None
-        if self.type in CALL_ARGUMENTS and self.name and self.call_id:
-            call = {"type": self.type, "call_id": self.call_id, "name": self.name}
-            return {**call, CALL_ARGUMENTS[self.type]: self.arguments.text}
+            if content:
+                return fields.build_message(content)
+        elif self.type == REASONING:
+            summary = self._list_parts("summary")
+            content = self._list_parts("reasoning")
+            if summary or content:
+                return {"type": REASONING, "summary": summary, "content": content}
+        elif self.type in CALL_ARGUMENTS and self.name and self.call_id:
+            return {
+                "type": self.type,
+                "call_id": self.call_id,
+                "name": self.name,
+                CALL_ARGUMENTS[self.type]: self.arguments.text,
+            }
         return None
 
     def _list_parts(self, *kinds: PartKind) -> list[JsonObject]:
         """Return the parts of these kinds that have a text, in their order."""
-        listed: list[JsonObject] = []
-        for (kind, _), part in sorted(self.parts.items(), key=lambda entry: entry[0][1]):
-            if kind in kinds and (text := part.text):
-                form, member, _ = PART_FORMS[kind]
-                logprobs = {"logprobs": part.logprobs} if part.logprobs else {}
-                listed.append({"type": form, member: text, **logprobs})
-        return listed
+        parts: list[JsonObject] = []
+        for (kind, _), builder in sorted(self.parts.items(), key=lambda entry: entry[0][1]):
+            text = builder.text
+            if kind not in kinds or not text:
+                continue
+            form, member, _ = PART_FORMS[kind]
+            part: JsonObject = {"type": form, member: text}
+            if builder.logprobs:
+                part["logprobs"] = builder.logprobs
+            parts.append(part)
+        return parts
 
 
 class Assembler:
@@ -210,7 +229,9 @@ class Assembler:
         self._parts: dict[tuple[PartKind, int, int], PartBuilder] = {}
         self._facts: dict[str, Any] = {}
         """What the response says about itself at its end or, if it says nothing there, at its start."""
-        self._is_listed_otherwise = self._is_background = False
+        self._is_listed_otherwise = False
+        """Whether the finished response lists other items than the stream."""
+        self._is_background = False
         self._terminal: types.TerminalEvent | None = None
         self._error: types.StreamFailed | None = None
         self._anomalies: dict[str, str] = {}
@@ -235,8 +256,9 @@ class Assembler:
             return
         match event:
             case types.ToolArgumentsDelta():
-                if (slot := self._items.get(event.call_id)) is not None:
-                    slot.arguments.append(event.delta)
+                builder = self._items.get(event.call_id)
+                if builder is not None:
+                    builder.arguments.append(event.delta)
             case types.ReasoningDelta():
                 self._find_part(event.kind, event, event.index).append(event.delta)
             case types.RefusalDelta():
@@ -261,12 +283,20 @@ class Assembler:
         They are for the end of the response: until then it may turn out that the server lost the context, and
         an answer that was not shown can be requested again.
         """
-        for slot in self._ordered:
-            streamed = any(part.text for part in slot.parts.values())
-            if slot.type == MESSAGE and slot.item is not None and not streamed:
-                for kind, at, text, part in read_message_parts(slot.item):
-                    place = slot.item_id, slot.output_index, at
-                    yield types.build_delta(kind, text, *place, fields.read_logprobs(part))
+        for builder in self._ordered:
+            if builder.type != MESSAGE or builder.item is None:
+                continue
+            if any(part.text for part in builder.parts.values()):
+                continue
+            for part in read_message_parts(builder.item):
+                yield types.build_delta(
+                    part.kind,
+                    part.text,
+                    builder.item_id,
+                    builder.output_index,
+                    part.position,
+                    fields.read_logprobs(part.content),
+                )
 
     def finish(self) -> Outcome:
         """End the response.
@@ -282,17 +312,27 @@ class Assembler:
         if status in ("failed", "cut"):
             text = "the stream of response %r ended as %s (%s)"
             log.warning(text, self.response_id, status, code)
-        ended, error = self._terminal, self._error
+        reason = ""
+        if isinstance(self._terminal, types.ResponseIncomplete):
+            reason = self._terminal.reason
         return Outcome(
             status,
             blocks,
-            usage=(ended and ended.usage) or (error and error.usage),
-            reason=ended.reason if isinstance(ended, types.ResponseIncomplete) else "",
+            usage=self._find_usage(),
+            reason=reason,
             code=code,
             message=message,
             anchor_problem=self._anchor_problem or self._find_anchor_problem(),
             **self._facts,
         )
+
+    def _find_usage(self) -> types.Usage | None:
+        """Return the token counts of the response or, if it has none, of its error."""
+        if self._terminal is not None and self._terminal.usage:
+            return self._terminal.usage
+        if self._error is not None:
+            return self._error.usage
+        return None
 
     def _update(self, event: types.Event) -> None:
         """Apply an event that is not a part of the text of an item."""
@@ -304,13 +344,14 @@ class Assembler:
             case types.ToolCallStarted():
                 self._start_call(event).has_fallback_id = bool(event.fallback)
             case types.ToolCallCompleted():
-                slot = self._start_call(event)
-                slot.name = event.name
-                slot.arguments = PartBuilder([event.arguments], is_complete=True)
+                call = self._start_call(event)
+                call.name = event.name
+                call.arguments = PartBuilder([event.arguments], is_complete=True)
             case types.ToolCallRenamed():
                 self._rename_call(event)
             case types.ResponseStarted():
-                self._facts, self._is_background = {}, event.background
+                self._facts = {}
+                self._is_background = event.background
                 self._set_facts(event)
             case types.ResponseFailed():
                 self._terminal = event
@@ -330,32 +371,39 @@ class Assembler:
 
     def _set_facts(self, event: types.ResponseFacts) -> None:
         for name in _FACTS:
-            if (value := getattr(event, name)) != getattr(_NO_FACTS, name):
+            value = getattr(event, name)
+            if value != getattr(_NO_FACTS, name):
                 self._facts[name] = value
         if event.echoed:  # also as null
             self._facts["previous_response_id"] = event.previous_response_id
 
     def _start_call(self, event: types.ToolCallStarted | types.ToolCallCompleted) -> ItemBuilder:
         kind = "custom_tool_call" if event.custom else "function_call"
-        slot = self._find_item(kind, event.item_id, event.output_index, event.call_id)
-        slot.name = slot.name or event.name
-        return slot
+        call = self._find_item(kind, event.item_id, event.output_index, event.call_id)
+        call.name = call.name or event.name
+        return call
 
     def _rename_call(self, event: types.ToolCallRenamed) -> None:
-        if (slot := self._items.pop(event.was, None)) is not None:
-            slot.call_id, slot.has_fallback_id = event.call_id, False
-            self._items[event.call_id] = slot
+        call = self._items.pop(event.was, None)
+        if call is not None:
+            call.call_id = event.call_id
+            call.has_fallback_id = False
+            self._items[event.call_id] = call
 
     def _merge_listed(self, items: tuple[Item, ...], indexes: tuple[int, ...]) -> None:
         """Add the items that the finished response lists; an empty list is from a server that lists none."""
-        slots = map(self._add_finished, items, indexes or range(len(items)))
-        listed = [slot for slot in slots if slot.type != REASONING]
-        known = [slot for slot in self._ordered if slot.type != REASONING and slot.has_content]
-        self._is_listed_otherwise = bool(items) and listed != known
+        builders = map(self._add_finished, items, indexes or range(len(items)))
+        listed = [builder for builder in builders if builder.type != REASONING]
+        streamed = [
+            builder
+            for builder in self._ordered
+            if builder.type != REASONING and builder.has_content
+        ]
+        self._is_listed_otherwise = bool(items) and listed != streamed
 
     def _find_part(self, kind: PartKind, event: Any, index: int) -> PartBuilder:
-        slot = self._find_item(PART_FORMS[kind][2], event.item_id, event.output_index)
-        part = slot.parts.setdefault((kind, index), PartBuilder())
+        builder = self._find_item(PART_FORMS[kind][2], event.item_id, event.output_index)
+        part = builder.parts.setdefault((kind, index), PartBuilder())
         if event.output_index >= 0:
             self._parts[kind, event.output_index, index] = part
         return part
@@ -364,25 +412,41 @@ class Assembler:
         self, kind: str, item_id: str, output_index: int, call_id: str = ""
     ) -> ItemBuilder:
         """Return the item with this call id or at this index; without an index, with this id and type."""
-        key = call_id or (output_index if output_index >= 0 else (item_id, kind))
-        slot = self._items.get(key)
-        if slot is None:
-            if output_index < 0:
-                output_index = self._ordered[-1].output_index + 1 if self._ordered else 0
-            slot = self._items[key] = ItemBuilder(kind, item_id, output_index, call_id=call_id)
-            insort(self._ordered, slot, key=_get_index)
-        slot.type = slot.type or kind
-        slot.item_id = slot.item_id or ("" if call_id else item_id)
-        return slot
+        key: object = (item_id, kind)
+        if call_id:
+            key = call_id
+        elif output_index >= 0:
+            key = output_index
+        builder = self._items.get(key)
+        if builder is None:
+            builder = self._add_item(ItemBuilder(kind, item_id, output_index, call_id=call_id))
+            self._items[key] = builder
+        builder.type = builder.type or kind
+        if not call_id:
+            builder.item_id = builder.item_id or item_id
+        return builder
+
+    def _add_item(self, builder: ItemBuilder) -> ItemBuilder:
+        """Add an item at its place in the output; one without an index is the last so far."""
+        if builder.output_index < 0:
+            builder.output_index = 0
+            if self._ordered:
+                builder.output_index = self._ordered[-1].output_index + 1
+        insort(self._ordered, builder, key=_get_index)
+        return builder
 
     def _add_finished(self, item: Item, output_index: int) -> ItemBuilder:
         """Add a finished item, of which the first version is used."""
         item = get_wrapped(item)
-        kind = get_text(item, "type") if "type" in item else MESSAGE
-        call_id = get_text(item, "call_id") if kind in CALL_ARGUMENTS else ""
-        slot = self._find_item(kind, get_text(item, "id"), output_index, call_id)
-        slot.set_item(item)
-        return slot
+        kind = MESSAGE  # some servers omit the type of a message
+        if "type" in item:
+            kind = get_text(item, "type")
+        call_id = ""
+        if kind in CALL_ARGUMENTS:
+            call_id = get_text(item, "call_id")
+        builder = self._find_item(kind, get_text(item, "id"), output_index, call_id)
+        builder.set_item(item)
+        return builder
 
     def _find_anchor_problem(self) -> str:
         """Return why these items may differ from those that the server stored; empty if there is no such sign.
@@ -390,24 +454,25 @@ class Assembler:
         A finished response lists its items once more. If the list and the stream differ, it is unknown
         which version the server stored, so the response proves nothing about the server's memory.
         """
-        for slot in self._ordered:
-            if slot.is_contradicted or slot.lacks_text:
-                return (
-                    f"item {slot.item_id!r} of type {slot.type!r} differs in the finished response"
-                )
-            if slot.has_fallback_id:
-                return f"the server sent no usable call_id for its call of {slot.name!r}"
+        for builder in self._ordered:
+            if builder.is_contradicted or builder.lacks_text:
+                item = f"item {builder.item_id!r} of type {builder.type!r}"
+                return f"{item} differs in the finished response"
+            if builder.has_fallback_id:
+                return f"the server sent no usable call_id for its call of {builder.name!r}"
         if self._is_listed_otherwise:
             return "the finished response lists other items than the stream"
         return ""
 
     def _build_blocks(self, *, completed: bool) -> Iterator[Block]:
-        for slot in self._ordered:
-            cut = not completed and (slot.is_cut or not slot.is_finished)
+        for builder in self._ordered:
+            is_partial = not completed and (builder.is_cut or not builder.is_finished)
             try:
-                block = slot.build_block(self.response_id, self._native_api, is_partial=cut)
+                block = builder.build_block(
+                    self.response_id, self._native_api, is_partial=is_partial
+                )
             except InvalidTurn as problem:
-                log.warning("an item of type %r is invalid: %s", slot.type, problem)
+                log.warning("an item of type %r is invalid: %s", builder.type, problem)
                 self._anomalies["unreadable"] = str(problem)
                 continue
             if block is not None:
@@ -415,41 +480,49 @@ class Assembler:
 
     def _resolve_status(self) -> tuple[types.OutcomeStatus, str, str]:
         """Return the status, and the code and message of a failure."""
-        ended, error = self._terminal, self._error
-        code, message = (error.code or error.kind, error.message) if error else ("", "")
-        if isinstance(ended, types.ResponseFailed):
-            return "failed", ended.code or code, ended.message or message
-        if error is not None:
+        terminal = self._terminal
+        code = ""
+        message = ""
+        if self._error is not None:
+            code = self._error.code or self._error.kind
+            message = self._error.message
+        if isinstance(terminal, types.ResponseFailed):
+            return "failed", terminal.code or code, terminal.message or message
+        if self._error is not None:
             return "failed", code or "error", message
-        if ended is None and self.response_id and self._is_background:
+        if terminal is None and self.response_id and self._is_background:
             return "running", "", ""
-        if ended is None:
+        if terminal is None:
             return "cut", "", "the stream ended before the response was complete"
-        if isinstance(ended, types.ResponseIncomplete):
+        if isinstance(terminal, types.ResponseIncomplete):
             return "incomplete", "", ""
-        problem = self._find_damage(ended)
-        return ("failed", DAMAGED_STREAM, problem) if problem else ("completed", "", "")
+        problem = self._find_damage(terminal)
+        if problem:
+            return "failed", DAMAGED_STREAM, problem
+        return "completed", "", ""
 
-    def _find_damage(self, ended: types.ResponseCompleted) -> str:
+    def _find_damage(self, terminal: types.ResponseCompleted) -> str:
         """Return why a response with a ``completed`` event is not complete, or an empty string."""
-        anomalies, slots = self._anomalies, self._ordered
-        loose = [slot for slot in slots if slot.item is None or slot.lacks_text]
+        anomalies = self._anomalies
+        unfinished = [
+            builder for builder in self._ordered if builder.item is None or builder.lacks_text
+        ]
         if "unresolved_call" in anomalies:
             return f"{anomalies['unresolved_call']} is not a complete tool call"
         if "unreadable" in anomalies:
             return f"an item is invalid: {anomalies['unreadable']}"
-        if "malformed" in anomalies and not ended.output:
+        if "malformed" in anomalies and not terminal.output:
             return f"an event could not be parsed ({anomalies['malformed']})"
         if anomalies:
             first = next(iter(anomalies.values()))
-            if any(slot.has_content for slot in loose):
+            if any(builder.has_content for builder in unfinished):
                 return f"an item may lack text: {first}"
-            is_gapless = set(map(_get_index, slots)) == set(range(len(slots)))
-            if not ended.output and not is_gapless:
+            is_gapless = set(map(_get_index, self._ordered)) == set(range(len(self._ordered)))
+            if not terminal.output and not is_gapless:
                 return f"an output item is missing: {first}"
-        for slot in loose:
-            if slot.type not in (MESSAGE, REASONING) and not slot.is_finished:
-                return f"an item of type {slot.type!r} was started and never finished"
+        for builder in unfinished:
+            if builder.type not in (MESSAGE, REASONING) and not builder.is_finished:
+                return f"an item of type {builder.type!r} was started and never finished"
         return ""
 
 
@@ -458,9 +531,11 @@ def _is_empty_message(item: Item) -> bool:
     content: Any = item.get("content")
     if not isinstance(content, list):
         return not content
-    parts = cast("list[Any]", content)
-    kinds = [cast("Item", part).get("type") if isinstance(part, dict) else "" for part in parts]
-    return all(kind in _TEXT_TYPES for kind in kinds) and not read_message_parts(item)
+    return all(map(_is_text_part, cast("list[Any]", content))) and not read_message_parts(item)
+
+
+def _is_text_part(part: object) -> bool:
+    return isinstance(part, dict) and cast("Item", part).get("type") in _TEXT_TYPES
 
 
 def _items_differ(one: Item, other: Item) -> bool:
@@ -473,5 +548,5 @@ def _items_differ(one: Item, other: Item) -> bool:
 
 def _count_annotations(item: Item) -> int:
     """Return how many annotations the texts of a message have."""
-    parts = (part for _, _, _, part in read_message_parts(item))
-    return sum(len(fields.list_objects(part.get("annotations"))) for part in parts)
+    parts = read_message_parts(item)
+    return sum(len(fields.list_objects(part.content.get("annotations"))) for part in parts)

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, cast
 
+import msgspec
 from msgspec import structs
 
 from kedge.events import types
@@ -47,28 +48,65 @@ FINISH_REASONS: dict[str, tuple[FinalStatus, str]] = {
 """The meaning of each ``finish_reason``; with any other the response is ``incomplete``."""
 
 
+class _CallPiece(msgspec.Struct):
+    """A call or a piece of one, as an entry of ``tool_calls``."""
+
+    index: int
+    """The index of the call; -1 if the server omits it."""
+    call_id: str
+    problem: str
+    """Why the id is not usable; empty if it is."""
+    name: str
+    arguments: object
+    is_custom: bool
+
+
+def _read_piece(entry: JsonObject) -> _CallPiece:
+    is_custom = isinstance(entry.get("custom"), dict)
+    function: object = entry.get("custom" if is_custom else "function", entry)
+    if function is not None and not isinstance(function, dict):
+        raise MalformedEvent("a tool call has no function")
+    members = cast("JsonObject", function or {})
+    call_id, problem = read_call_id(entry.get("id"))
+    return _CallPiece(
+        fields.get_index(entry, "index"),
+        call_id,
+        problem,
+        fields.get_text(members, "name"),
+        members.get("input" if is_custom else "arguments"),
+        is_custom,
+    )
+
+
 class _StreamedCall(ToolCall, eq=False):
     """A call as the chunks identify it."""
 
     is_announced: bool = False
     """Whether the call was started, because its name is complete."""
 
-    def is_other_call(self, call_id: str, name: str, listed: set[int]) -> bool:
-        """Return whether a piece under the same index starts another call: some number every call 0.
+    def is_other_call(self, piece: _CallPiece, listed: set[int]) -> bool:
+        """Return whether a piece under the same index starts another call: some servers number every call 0.
 
         A different id counts only together with a name, because some servers send a new id with every piece.
-        Another name continues that of a call without arguments, but not in the same list.
+        Another name continues the name of a call without arguments, but not in the same list.
         """
-        renamed = bool(self.call_id and call_id and self.call_id != call_id)
-        if not name or renamed or not self.name or name == self.name:
-            return bool(name) and renamed
+        if not piece.name:
+            return False
+        if self.call_id and piece.call_id and self.call_id != piece.call_id:
+            return True
+        if not self.name or piece.name == self.name:
+            return False
         return self.is_announced or self.output_index in listed
 
-    def extend(self, call_id: str, problem: str, name: str) -> None:
+    def extend(self, piece: _CallPiece) -> None:
         """Add what a piece holds about a call that is not announced; its name may be a part or repeated."""
         if not self.call_id:
-            self.call_id, self.fallback = call_id, problem
-        self.name = name if name.startswith(self.name) else self.name + name
+            self.call_id = piece.call_id
+            self.fallback = piece.problem
+        if piece.name.startswith(self.name):
+            self.name = piece.name
+        else:
+            self.name += piece.name
 
 
 _CALL_MEMBERS = frozenset({"index", "id", "type", "function", "custom", "name", "arguments"})
@@ -131,7 +169,7 @@ class ChatDecoder(StreamDecoder):
             self._read_chunk(message)
         else:
             kind = event or fields.get_text(message, "object")
-            self._found.append(types.OpaqueEvent(kind, message))
+            self._events.append(types.OpaqueEvent(kind, message))
 
     def _read_chunk(self, chunk: JsonObject) -> None:
         self._update_facts(chunk)
@@ -153,11 +191,17 @@ class ChatDecoder(StreamDecoder):
             raise MalformedEvent("delta is not an object")
         if choice.get("error"):
             self._fail(choice)
-        if logprobs := fields.get_object(choice, "logprobs"):
+        logprobs = fields.get_object(choice, "logprobs")
+        if logprobs:
             self._logprobs += fields.read_logprobs({"logprobs": logprobs.get("content")})
-        raw_fields = cast("JsonObject", raw)
-        delta = {name: value for name, value in raw_fields.items() if value is not None}
-        self._has_message = self._has_message or bool(raw_fields)
+        self._has_message = self._has_message or bool(cast("JsonObject", raw))
+        self._read_delta(cast("JsonObject", raw))
+        if not self._finish_reason or self._continued:
+            reason = fields.get_text(choice, "finish_reason")
+            self._finish_reason = reason or self._finish_reason
+
+    def _read_delta(self, raw: JsonObject) -> None:
+        delta = {name: value for name, value in raw.items() if value is not None}
         if delta.get("reasoning_content") and "reasoning" in delta:
             del delta["reasoning"]  # some servers send the same text under both names
         for name, (read, *arguments) in self.DELTA_READERS.items():
@@ -166,19 +210,16 @@ class ChatDecoder(StreamDecoder):
         rest = {
             name: value for name, value in delta.items() if name not in _IGNORED_FIELDS and value
         }
-        if rest:
-            self._found.append(types.OpaqueEvent("delta", rest))
-            for name, value in rest.items():
-                self._members[name] = fields.merge_values(self._members.get(name), value)
-        if not self._finish_reason or self._continued:
-            reason = fields.get_text(choice, "finish_reason")
-            self._finish_reason = reason or self._finish_reason
+        if not rest:
+            return
+        self._events.append(types.OpaqueEvent("delta", rest))
+        for name, value in rest.items():
+            self._members[name] = fields.merge_values(self._members.get(name), value)
 
     def _fail(self, message: JsonObject) -> None:
         self._has_failed = True
-        self._found.append(
-            types.StreamFailed(**fields.read_error(message), usage=read_usage(message))
-        )
+        error = fields.read_error(message)
+        self._events.append(types.StreamFailed(**error, usage=read_usage(message)))
 
     def _read_done(self) -> None:
         """Complete an answer without a finish reason, unless the end of a call is missing."""
@@ -224,15 +265,20 @@ class ChatDecoder(StreamDecoder):
             case "refusal":
                 self._emit_delta("refusal", fields.require_text(content_part, "refusal"))
             case "thinking":
-                value = content_part.get("thinking")
-                for entry in cast("list[Any]", value) if isinstance(value, list) else [value]:
-                    text = (
-                        cast("JsonObject", entry).get("text") if isinstance(entry, dict) else entry
-                    )
-                    self._emit_delta("reasoning", fields.check_text(text, "thinking"))
+                self._read_thinking(content_part.get("thinking"))
             case _:
                 self._annotations.append(content_part)
-                self._found.append(types.OpaqueEvent("part", content_part))
+                self._events.append(types.OpaqueEvent("part", content_part))
+
+    def _read_thinking(self, value: object) -> None:
+        """Read reasoning in the form of Mistral: a text, or a list of texts and objects with one."""
+        if not isinstance(value, list):
+            value = [value]
+        for entry in cast("list[object]", value):
+            text = entry
+            if isinstance(entry, dict):
+                text = cast("JsonObject", entry).get("text")
+            self._emit_delta("reasoning", fields.check_text(text, "thinking"))
 
     def _read_text(self, value: object, kind: TextKind) -> None:
         self._emit_delta(kind, fields.check_text(value, kind))
@@ -243,66 +289,98 @@ class ChatDecoder(StreamDecoder):
             if not self._item_indices:
                 # What comes after an answer belongs to it.
                 self._item_index("reasoning")
-            place = piece.get("index"), piece.get("type")
-            known = [
-                each for each in self._details if (each.get("index"), each.get("type")) == place
-            ]
-            if not known or place[0] is None:
+            detail = self._find_detail(piece)
+            if detail is None:
                 self._details.append(dict(piece))
                 continue
             for name, member in piece.items():
                 if name in _DETAIL_TEXTS:
-                    known[-1][name] = fields.merge_values(known[-1].get(name), member)
+                    detail[name] = fields.merge_values(detail.get(name), member)
                 elif member is not None:
-                    known[-1][name] = member
+                    detail[name] = member
+
+    def _find_detail(self, piece: JsonObject) -> JsonObject | None:
+        """Return the last reasoning detail with the index and type of a piece."""
+        if piece.get("index") is None:
+            return None
+        for detail in reversed(self._details):
+            if detail.get("index") == piece["index"] and detail.get("type") == piece.get("type"):
+                return detail
+        return None
 
     def _read_annotations(self, value: object) -> None:
         self._annotations += fields.list_objects(value)
 
     def _emit_items(self, *, completed: bool) -> None:
-        """Emit the items with what the deltas of the common events cannot express."""
-        ending: JsonObject = {} if completed else {"status": "incomplete"}
+        """Emit the items with what the deltas of the common events cannot express.
+
+        Members of the message that only some servers send are stored with its text or, if it has none, with its
+        first call.
+        """
         native = dict(self._members)
         if self._details and "reasoning" not in self._item_indices:
             native["reasoning_details"] = self._details
         elif self._details:
-            is_last = len(self._item_indices) == 1
             index = self._item_index("reasoning")
-            item = {**self._build_reasoning(index), **(ending if is_last else {})}
-            self._found.append(types.ItemCompleted(repair_surrogates(item), index))
-        members = {CHAT_MESSAGE: native} if native else {}
+            item = self._build_reasoning(index)
+            if not completed and len(self._item_indices) == 1:
+                item["status"] = "incomplete"
+            self._emit_item(item, index)
+
         has_message = "message" in self._item_indices or not self.calls.sorted_calls()
-        if has_message and (members or self._annotations):
-            item = {**self._build_message(), **members, **ending}
-            self._found.append(
-                types.ItemCompleted(repair_surrogates(item), self._item_index("message"))
-            )
-            members = {}
+        if has_message and (native or self._annotations):
+            item = self._build_message()
+            if native:
+                item[CHAT_MESSAGE] = native
+            if not completed:
+                item["status"] = "incomplete"
+            self._emit_item(item, self._item_index("message"))
+            native = {}
+
         for call in self.calls.sorted_calls():
-            own = self._call_members.get(call.output_index)
-            more = {**members, **({CHAT_CALL: own} if own else {})}
-            if more and call.completed:
-                members = {}
-                item = {**call.complete_item({"type": call.type}), **more}
-                self._found.append(types.ItemCompleted(item, call.output_index))
+            members = self._call_members.get(call.output_index)
+            if not call.completed or not (native or members):
+                continue
+            item = call.complete_item({"type": call.type})
+            if native:
+                item[CHAT_MESSAGE] = native
+                native = {}
+            if members:
+                item[CHAT_CALL] = members
+            self._events.append(types.ItemCompleted(item, call.output_index))
+
+    def _emit_item(self, item: JsonObject, output_index: int) -> None:
+        self._events.append(types.ItemCompleted(repair_surrogates(item), output_index))
 
     def _build_reasoning(self, index: int) -> JsonObject:
-        known, text = fields.get_text(self._facts, "id"), "".join(self._texts.get("reasoning", ()))
-        sealed = [each.get("signature") or each.get("data") for each in self._details]
-        return {
-            **fields.build_reasoning(text, next((each for each in sealed if each), "")),
-            CHAT_MESSAGE: {"reasoning_details": self._details},
-            **({"id": f"{known}.{index}"} if known else {}),
-        }
+        text = "".join(self._texts.get("reasoning", ()))
+        item = fields.build_reasoning(text, self._find_ciphertext())
+        item[CHAT_MESSAGE] = {"reasoning_details": self._details}
+        response_id = fields.get_text(self._facts, "id")
+        if response_id:
+            item["id"] = f"{response_id}.{index}"
+        return item
+
+    def _find_ciphertext(self) -> Any:
+        """Return the first signature or encrypted text of the reasoning details; empty if there is none."""
+        for detail in self._details:
+            ciphertext = detail.get("signature") or detail.get("data")
+            if ciphertext:
+                return ciphertext
+        return ""
 
     def _build_message(self) -> JsonObject:
-        text, refusal = ("".join(self._texts.get(kind, ())) for kind in ("text", "refusal"))
-        part: JsonObject = {"type": "output_text", "text": text, "annotations": self._annotations}
-        if self._text_logprobs:
-            part["logprobs"] = [dict(each) for each in self._text_logprobs]
-        refused = [{"type": "refusal", "refusal": refusal}] if refusal else []
-        written = [part] if text or self._annotations else []
-        return fields.build_message([*written, *refused])
+        text = "".join(self._texts.get("text", ()))
+        refusal = "".join(self._texts.get("refusal", ()))
+        parts: list[JsonObject] = []
+        if text or self._annotations:
+            part = {"type": "output_text", "text": text, "annotations": self._annotations}
+            if self._text_logprobs:
+                part["logprobs"] = [dict(token) for token in self._text_logprobs]
+            parts.append(part)
+        if refusal:
+            parts.append({"type": "refusal", "refusal": refusal})
+        return fields.build_message(parts)
 
     def _emit_delta(self, kind: TextKind, text: str) -> None:
         delta = self._joiner.feed(kind, text)
@@ -312,10 +390,17 @@ class ChatDecoder(StreamDecoder):
             return
         self._announce_call()
         self._texts.setdefault(kind, []).append(delta)
-        logprobs = self._take_logprobs() if kind == "text" else ()
+        if kind == "reasoning":
+            index = self._item_index("reasoning")
+            self._events.append(build_delta(kind, delta, "", index))
+            return
+        index = self._item_index("message")
+        if kind == "refusal":  # the second part of the message
+            self._events.append(build_delta(kind, delta, "", index, 1))
+            return
+        logprobs = self._take_logprobs()
         self._text_logprobs += logprobs
-        index = self._item_index("reasoning" if kind == "reasoning" else "message")
-        self._found.append(build_delta(kind, delta, "", index, int(kind == "refusal"), logprobs))
+        self._events.append(build_delta(kind, delta, "", index, 0, logprobs))
 
     def _item_index(self, item: object) -> int:
         """Return the output index of an item, which is the next one if the item is new."""
@@ -323,14 +408,15 @@ class ChatDecoder(StreamDecoder):
 
     def _skip_repeated(self, kind: TextKind, delta: str) -> str:
         """Return the text to emit after the finish reason: none while it repeats the answer."""
-        known, start = "".join(self._texts.get(kind, ())), self._repeated.get(kind, 0)
-        self._texts[kind] = [known]
-        if known.startswith(delta, start):
+        answer = "".join(self._texts.get(kind, ()))
+        start = self._repeated.get(kind, 0)
+        self._texts[kind] = [answer]
+        if answer.startswith(delta, start):
             self._repeated[kind] = start + len(delta)
             return ""
         log.warning("the answer continues after finish_reason")
         self._continued = True
-        return known[:start] + delta
+        return answer[:start] + delta
 
     def _announce_call(self) -> None:
         """Start the last call, the name of which is complete now."""
@@ -357,15 +443,18 @@ class ChatDecoder(StreamDecoder):
         """Read the single call of the API's first version."""
         self._read_call({"function": value}, set())
 
-    def _find_call(
-        self, index: int, call_id: str, name: str, listed: set[int]
-    ) -> _StreamedCall | None:
-        """Return the call of a piece by its index, by its id or as the last one; None if it starts a new one."""
-        key = index if index >= 0 else call_id
-        known = None if key == "" else self._calls_by_key.get(key)
-        if known is not None:
-            return None if known.is_other_call(call_id, name, listed) else known
-        return None if name or index >= 0 else self._last_call
+    def _find_call(self, piece: _CallPiece, listed: set[int]) -> _StreamedCall | None:
+        """Return the call of a piece, by its index, by its id or as the last call; None if the piece starts a call."""
+        call = None
+        if piece.index >= 0:
+            call = self._calls_by_key.get(piece.index)
+        elif piece.call_id:
+            call = self._calls_by_key.get(piece.call_id)
+        if call is not None:
+            return None if call.is_other_call(piece, listed) else call
+        if piece.name or piece.index >= 0:
+            return None
+        return self._last_call
 
     def _get_call(self, call: _StreamedCall) -> ToolCall:
         """Return a call that is announced."""
@@ -376,58 +465,77 @@ class ChatDecoder(StreamDecoder):
 
         ``listed`` are the output indexes of the earlier calls in the same list.
         """
-        custom = isinstance(entry.get("custom"), dict)
-        inner: object = entry.get("custom" if custom else "function", entry)
-        if inner is not None and not isinstance(inner, dict):
-            raise MalformedEvent("a tool call has no function")
-        function = cast("JsonObject", inner or {})
-        index, name = fields.get_index(entry, "index"), fields.get_text(function, "name")
-        call_id, problem = read_call_id(entry.get("id"))
-        arguments = function.get("input" if custom else "arguments")
-        seen = self._find_call(index, call_id, name, listed)
+        piece = _read_piece(entry)
+        call = self._find_call(piece, listed)
         if self._finish_reason:
-            if self._is_repeated(seen, name, arguments):
+            if self._is_repeated(call, piece):
                 log.warning("a tool call that is repeated after finish_reason is ignored")
                 return -1
             self._continued = True
-        if seen and seen.is_announced and name and arguments:
+        if call and call.is_announced and piece.name and piece.arguments:
             # Some servers send complete calls that share an id or an index. Complete arguments cannot be
             # extended, so this is another call, or a repetition; a list does not repeat a call.
-            known, in_list = self._get_call(seen), seen.output_index in listed
+            known = self._get_call(call)
+            in_list = call.output_index in listed
             if _is_complete(known):
-                if not in_list and known.arguments == _argument_text(arguments):
-                    return seen.output_index
-                seen = None
-            elif in_list and (index < 0 or not call_id):
-                seen = None
-        if seen is None:
+                if not in_list and known.arguments == _argument_text(piece.arguments):
+                    return call.output_index
+                call = None
+            elif in_list and (piece.index < 0 or not piece.call_id):
+                call = None
+        if call is None:
+            call = self._add_call(piece)
+        else:
+            self._extend_call(call, piece)
+        if piece.arguments not in (None, ""):
             self._announce_call()
-            kind = "custom_tool_call" if custom else "function_call"
-            at = self._item_index(len(self._item_indices))
-            seen = _StreamedCall(kind, "", at, call_id=call_id, name=name, fallback=problem)
-            self._last_call = self._calls_by_key[index] = self._calls_by_key[call_id] = seen
-        elif not seen.is_announced:
-            seen.extend(call_id, problem, name)
-        elif name or (call_id and not seen.call_id):
-            seen.call_id, seen.name = seen.call_id or call_id, seen.name or name
-            self.calls.start(seen)
-        if arguments not in (None, ""):
-            self._announce_call()
-        self._read_arguments(arguments, seen.output_index)
-        return seen.output_index
+        self._read_arguments(piece.arguments, call.output_index)
+        return call.output_index
 
-    def _is_repeated(self, seen: _StreamedCall | None, name: str, arguments: object) -> bool:
+    def _add_call(self, piece: _CallPiece) -> _StreamedCall:
+        """Return a new call; its name may be incomplete, so it is announced later."""
+        self._announce_call()
+        call = _StreamedCall(
+            "custom_tool_call" if piece.is_custom else "function_call",
+            output_index=self._item_index(len(self._item_indices)),
+            call_id=piece.call_id,
+            name=piece.name,
+            fallback=piece.problem,
+        )
+        self._last_call = call
+        if piece.index >= 0:
+            self._calls_by_key[piece.index] = call
+        if piece.call_id:
+            self._calls_by_key[piece.call_id] = call
+        return call
+
+    def _extend_call(self, call: _StreamedCall, piece: _CallPiece) -> None:
+        """Add the id and the name in a further piece of a call."""
+        if not call.is_announced:
+            call.extend(piece)
+        elif piece.name or (piece.call_id and not call.call_id):
+            call.call_id = call.call_id or piece.call_id
+            call.name = call.name or piece.name
+            self.calls.start(call)
+
+    def _is_repeated(self, call: _StreamedCall | None, piece: _CallPiece) -> bool:
         """Return whether a piece after the finish reason belongs to a call that is complete."""
-        if seen is not None:
-            known = self._get_call(seen) if seen.is_announced else None
-            return known is not None and (known.custom or _is_complete(known))
-        text = _argument_text(arguments or "")
-        calls = [call for call in self.calls.sorted_calls() if call.name == name]
-        return any(not text or call.arguments == text for call in calls)
+        if call is not None:
+            if not call.is_announced:
+                return False
+            known = self._get_call(call)
+            return known.custom or _is_complete(known)
+        text = _argument_text(piece.arguments or "")
+        return any(
+            not text or known.arguments == text
+            for known in self.calls.sorted_calls()
+            if known.name == piece.name
+        )
 
     def _read_arguments(self, arguments: object, output_index: int) -> None:
         if isinstance(arguments, str):
-            if delta := self._joiner.feed(("arguments", output_index), arguments):
+            delta = self._joiner.feed(("arguments", output_index), arguments)
+            if delta:
                 self.calls.append_arguments("", output_index, delta)
         elif arguments is not None:
             self.calls.set_arguments("", output_index, _argument_text(arguments))
@@ -440,13 +548,13 @@ class ChatDecoder(StreamDecoder):
 
     def _update_facts(self, chunk: JsonObject) -> None:
         """Update the response fields, of which the first value is used, and usage, of which the last is used."""
-        began = bool(self._facts)
+        is_first = not self._facts
         for name in ("id", "model", "created"):
             self._facts[name] = self._facts.get(name) or chunk.get(name)
         self._usage = read_usage(chunk) or self._usage
-        if not began:
-            known = fields.read_facts({**self._facts, "finish_reason": None})
-            self._found.append(types.ResponseStarted(**known))
+        if is_first:
+            facts = fields.read_facts({**self._facts, "finish_reason": None})
+            self._events.append(types.ResponseStarted(**facts))
 
     DELTA_READERS: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "reasoning_details": (_read_details,),
@@ -485,8 +593,12 @@ def read_usage(chunk: JsonObject) -> Usage | None:
     """Return the token counts of a chunk, if any; Moonshot puts them into the choice, and Groq into ``x_groq``."""
     choices = fields.list_objects(chunk.get("choices"))[:1]
     for holder in (chunk, fields.get_object(chunk, "x_groq"), *choices):
-        if counts := fields.get_object(holder, "usage"):
-            usage = fields.read_counts(counts, "prompt", "completion")
-            cached = max(fields.get_count(counts, name) for name in _CACHED_NAMES)
-            return structs.replace(usage, cached_tokens=usage.cached_tokens or cached)
+        counts = fields.get_object(holder, "usage")
+        if not counts:
+            continue
+        usage = fields.read_counts(counts, "prompt", "completion")
+        if usage.cached_tokens:
+            return usage
+        cached = max(fields.get_count(counts, name) for name in _CACHED_NAMES)
+        return structs.replace(usage, cached_tokens=cached)
     return None

@@ -43,7 +43,9 @@ def blocks_from_messages(messages: Iterable[Message]) -> list[Block]:
         try:
             blocks += blocks_from_message(_replace_function_call(message, index, functions))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            problem = f"{error} is missing" if isinstance(error, KeyError) else error
+            problem = str(error)
+            if isinstance(error, KeyError):
+                problem += " is missing"
             raise InvalidTurn(f"messages[{index}]: {problem}") from error
     return blocks
 
@@ -92,8 +94,9 @@ def _convert_message(message: Message) -> Iterator[Block]:
             _check_item(block)
         if not all(map(_is_sendable, getattr(block, "parts", ()))):
             raise ValueError("a message has content that is not known")
-        is_input = isinstance(block, UserBlock | SystemBlock | ToolResultBlock)
-        yield replace(block, extra=EMPTY) if is_input and block.extra else block
+        if isinstance(block, UserBlock | SystemBlock | ToolResultBlock) and block.extra:
+            block = replace(block, extra=EMPTY)
+        yield block
 
 
 def _check_item(block: OpaqueBlock) -> None:
@@ -116,12 +119,12 @@ def _to_items(message: Message) -> Iterator[Item]:
         yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": output}
         return
     content: Any = message.get("content")
-    if message["role"] == "assistant" and isinstance(cast("object", content), list):
-        parts = cast("list[Item]", content)
-        if thinking := [part for part in parts if part.get("type") == "thinking"]:
+    text_type = "input_text"
+    if message["role"] == "assistant":
+        text_type = "output_text"
+        thinking, content = _split_thinking(content)
+        if thinking:
             yield _convert_thinking(thinking)
-            content = [part for part in parts if part.get("type") != "thinking"]
-    kind = "output_text" if message["role"] == "assistant" else "input_text"
     calls = message.get("tool_calls") or ()
     refusal = message.get("refusal")
     if refusal:
@@ -130,9 +133,18 @@ def _to_items(message: Message) -> Iterator[Item]:
         raise ValueError("a message has no content")
     rest = {name: value for name, value in message.items() if name not in _CHAT_MEMBERS}
     if content or not calls:
-        yield {**rest, "content": _convert_content(content, kind)}
+        yield {**rest, "content": _convert_content(content, text_type)}
     for call in calls:
         yield _convert_call(call)
+
+
+def _split_thinking(content: Any) -> tuple[list[Item], Any]:
+    """Return the parts with reasoning of an assistant message, and the rest of its content."""
+    if not isinstance(content, list):
+        return [], content
+    parts = cast("list[Item]", content)
+    thinking = [part for part in parts if part.get("type") == "thinking"]
+    return thinking, [part for part in parts if part.get("type") != "thinking"]
 
 
 def _convert_thinking(parts: list[Item]) -> Item:
@@ -140,9 +152,10 @@ def _convert_thinking(parts: list[Item]) -> Item:
     texts: list[Item] = []
     for part in parts:
         thinking: Any = part["thinking"]
-        pieces = cast("list[Any]", thinking) if isinstance(thinking, list) else [thinking]
-        for piece in pieces:
-            text: str = piece if isinstance(piece, str) else piece["text"]
+        if not isinstance(thinking, list):
+            thinking = [thinking]
+        for piece in cast("list[Any]", thinking):
+            text = piece if isinstance(piece, str) else piece["text"]
             texts.append({"type": "reasoning_text", "text": text})
     return {"type": "reasoning", "summary": [], "content": texts}
 
@@ -150,15 +163,22 @@ def _convert_thinking(parts: list[Item]) -> Item:
 def _convert_call(call: Item) -> Item:
     """Return the item of one entry in ``tool_calls``."""
     is_custom = call.get("type") == "custom"
-    kind, written = CALL_FORMS[is_custom]
-    called = call["custom" if is_custom else "function"]
-    return {"type": kind, "call_id": call["id"], "name": called["name"], written: called[written]}
+    kind, arguments_member = CALL_FORMS[is_custom]
+    function = call["custom" if is_custom else "function"]
+    return {
+        "type": kind,
+        "call_id": call["id"],
+        "name": function["name"],
+        arguments_member: function[arguments_member],
+    }
 
 
 def _as_parts(content: object) -> list[Any]:
     if isinstance(content, list):
         return cast("list[Any]", content)
-    return [{"type": "text", "text": content}] if content else []
+    if not content:
+        return []
+    return [{"type": "text", "text": content}]
 
 
 def _convert_content(content: object, text_type: str) -> object:
@@ -173,14 +193,20 @@ def _convert_part(part: Item, text_type: str) -> Item:
         case "text":
             return {"type": text_type, "text": part["text"]}
         case "image_url":
-            image = part["image_url"]
-            image = {"url": image} if isinstance(image, str) else image
-            detail = {"detail": image["detail"]} if "detail" in image else {}
-            return {"type": "input_image", "image_url": image["url"], **detail}
+            return _convert_image(part["image_url"])
         case "file":
             return {"type": "input_file", **part["file"]}
         case _:
             return part
+
+
+def _convert_image(image: str | Item) -> Item:
+    if isinstance(image, str):
+        return {"type": "input_image", "image_url": image}
+    part = {"type": "input_image", "image_url": image["url"]}
+    if "detail" in image:
+        part["detail"] = image["detail"]
+    return part
 
 
 def _is_sendable(part: object) -> bool:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 DONE = "[DONE]"
 JSON_EVENTS = ("", "error", "message")
-"""Names of events that must be JSON, as those of the API must; others are keep-alives of proxies."""
+"""Names of events that must be JSON, like the events of the API; others are keep-alives of proxies."""
 FinalStatus = Literal["completed", "incomplete", "failed"]
 Ending = tuple[FinalStatus, str, str]
 """How a response ends: its status, the reason or error code, and the error message."""
@@ -37,9 +37,13 @@ _SSE_FIELDS = (b":", b"data:", b"event:", b"id:", b"retry:")
 def read_kind(body: bytes) -> Literal["", "object", "stream", "other"]:
     """Return what a body begins as, whatever its content type; nothing if it is blank so far."""
     start = body.lstrip(BLANKS)
+    if not start:
+        return ""
     if start.startswith(b"{"):
         return "object"  # no event starts like this
-    return "stream" if start.startswith(_SSE_FIELDS) else "other" if start else ""
+    if start.startswith(_SSE_FIELDS):
+        return "stream"
+    return "other"
 
 
 class StreamDecoder(ABC):
@@ -63,13 +67,15 @@ class StreamDecoder(ABC):
 
     def __init__(self, *, max_line: int = MAX_LINE, max_message: int = MAX_MESSAGE) -> None:
         self.calls = ItemTable()
-        self.ended = self._started = self._closed = False
+        self.ended = False
+        self._started = False
+        self._closed = False
         self._joiner = fields.SurrogateJoiner()
         self._logprobs: tuple[Mapping[str, Any], ...] = ()
         """Log probabilities of tokens whose text follows: a token may be a part of a character."""
         self._replaced = False
         """Whether a message other than a delta contained a lone surrogate, which was replaced."""
-        self._found = self.calls.events
+        self._events = self.calls.events
         """The events that are emitted next."""
         self._make_sse = partial(SSEDecoder, max_line=max_line, max_message=max_message)
         self._sse: SSEDecoder | None = None
@@ -86,9 +92,11 @@ class StreamDecoder(ABC):
         Returns:
             The events of the response.
         """
-        whole = fields.repair_surrogates(response) if repair else response
-        self._replaced = whole != response
-        self._read_whole(whole)
+        if repair:
+            repaired = fields.repair_surrogates(response)
+            self._replaced = repaired != response
+            response = repaired
+        self._read_whole(response)
         return self._close()
 
     def feed(self, chunk: bytes) -> list[types.StreamEvent]:
@@ -103,12 +111,11 @@ class StreamDecoder(ABC):
         Raises:
             StreamTooLarge: If a line or message exceeds its limit.
         """
-        sse = self._sse = self._sse or self._make_sse()
-        for message in sse.feed(chunk):
+        if self._sse is None:
+            self._sse = self._make_sse()
+        for message in self._sse.feed(chunk):
             self._read_sse_message(message)
-        found = self._found.copy()
-        self._found.clear()
-        return found
+        return self._take_events()
 
     def feed_message(self, message: str | bytes | Mapping[str, Any]) -> list[types.StreamEvent]:
         """Decode one WebSocket message.
@@ -121,12 +128,11 @@ class StreamDecoder(ABC):
         """
         if isinstance(message, Mapping):
             self._decode_message(self._repair_message(dict(message), ""), "")
-        else:
-            text = message if isinstance(message, str) else message.decode("utf-8", "replace")
-            self._read_sse_message(SSEMessage("", text))
-        found = self._found.copy()
-        self._found.clear()
-        return found
+            return self._take_events()
+        if isinstance(message, bytes):
+            message = message.decode("utf-8", "replace")
+        self._read_sse_message(SSEMessage("", message))
+        return self._take_events()
 
     def restart(self) -> None:
         """Discard an event that is not complete, because the stream continues on another connection."""
@@ -136,14 +142,15 @@ class StreamDecoder(ABC):
         """End the stream; may be called more than once.
 
         Returns:
-            The events of a last message that lacks only its closing blank line, and those that the end
-            of the stream implies.
+            The events of a last message that lacks only its closing blank line, and the events that the
+            end of the stream implies.
         """
         if self._closed:
             return []
         self._closed = True
-        for message in self._sse.close() if self._sse else ():
-            self._read_sse_message(message)
+        if self._sse is not None:
+            for message in self._sse.close():
+                self._read_sse_message(message)
         return self._close()
 
     def _close(self) -> list[types.StreamEvent]:
@@ -151,9 +158,13 @@ class StreamDecoder(ABC):
         self._finish()
         if not self.ended:
             self.calls.log_summary()
-        found = self._found.copy()
-        self._found.clear()
-        return found
+        return self._take_events()
+
+    def _take_events(self) -> list[types.StreamEvent]:
+        """Return and remove the events that are emitted next."""
+        events = self._events.copy()
+        self._events.clear()
+        return events
 
     @abstractmethod
     def _read_whole(self, response: JsonObject) -> None:
@@ -182,17 +193,18 @@ class StreamDecoder(ABC):
         self.ended = True
         status, code, message = ending
         if status == "completed":
-            self._found.append(types.ResponseCompleted(**facts))
+            self._events.append(types.ResponseCompleted(**facts))
         elif status == "incomplete":
-            self._found.append(types.ResponseIncomplete(**facts, reason=code))
+            self._events.append(types.ResponseIncomplete(**facts, reason=code))
         else:
-            self._found.append(types.ResponseFailed(**facts, code=code, message=message))
+            self._events.append(types.ResponseFailed(**facts, code=code, message=message))
         self.calls.log_summary()
 
     def _take_logprobs(self) -> tuple[Mapping[str, Any], ...]:
         """Return and remove the log probabilities of a text."""
-        taken, self._logprobs = self._logprobs, ()
-        return taken
+        logprobs = self._logprobs
+        self._logprobs = ()
+        return logprobs
 
     def _read_sse_message(self, message: SSEMessage) -> None:
         event, data = message
@@ -218,7 +230,7 @@ class StreamDecoder(ABC):
         """Read an event with the method for its type; pass it on if there is none."""
         reader = self.EVENT_READERS.get(kind)
         if reader is None:
-            self._found.append(OpaqueEvent(kind, message))
+            self._events.append(OpaqueEvent(kind, message))
             return
         read, *arguments = reader
         try:
@@ -231,4 +243,4 @@ class StreamDecoder(ABC):
 
     def _report_anomaly(self, kind: types.AnomalyKind, detail: str) -> None:
         log.warning("stream problem (%s): %s", kind, detail)
-        self._found.append(types.AnomalyNoted(kind, detail))
+        self._events.append(types.AnomalyNoted(kind, detail))

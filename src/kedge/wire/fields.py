@@ -9,7 +9,7 @@ second half arrives; ``repair_surrogates`` replaces lone halves in values that a
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from kedge.events.types import PartKind, Usage
 from kedge.turns.frozen_json import wrap
@@ -51,13 +51,17 @@ def check_text(value: object, name: str) -> str:
 def get_text(message: Mapping[str, Any], name: str) -> str:
     """Return a text field, or an empty string."""
     value = message.get(name)
-    return value if type(value) is str else ""
+    if type(value) is str:
+        return value
+    return ""
 
 
 def get_index(message: JsonObject, name: str = "output_index") -> int:
     """Return an index field, or -1."""
     value = message.get(name)
-    return value if type(value) is int and value >= 0 else -1
+    if type(value) is int and value >= 0:
+        return value
+    return -1
 
 
 def get_part_index(message: JsonObject, name: str) -> int:
@@ -76,13 +80,17 @@ def require_object(message: JsonObject, name: str) -> JsonObject:
 def get_object(message: JsonObject, name: str) -> JsonObject:
     """Return an object field, or an empty object."""
     value = message.get(name)
-    return cast("JsonObject", value) if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return cast("JsonObject", value)
+    return {}
 
 
 def list_objects(value: object) -> list[JsonObject]:
     """Return the objects in an array; none if it is not an array."""
-    listed = cast("list[Any]", value) if isinstance(value, list) else []
-    return [cast("JsonObject", each) for each in listed if isinstance(each, dict)]
+    if not isinstance(value, list):
+        return []
+    elements = cast("list[Any]", value)
+    return [cast("JsonObject", element) for element in elements if isinstance(element, dict)]
 
 
 MAX_ID_BYTES = 1_500
@@ -96,18 +104,23 @@ def read_facts(response: JsonObject) -> JsonObject:
     A response whose id is too long counts as one without an id.
     """
     response_id = get_text(response, "id")
-    id_bytes = len(response_id.encode("utf-8", "surrogatepass"))
+    if len(response_id.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
+        response_id = ""
     created_at = response.get("created_at", response.get("created"))
-    echo, stored = response.get("previous_response_id"), response.get("store")
+    if type(created_at) not in (int, float):
+        created_at = None
+    stored = response.get("store")
+    if not isinstance(stored, bool):
+        stored = None
     return {
-        "response_id": response_id if id_bytes <= MAX_ID_BYTES else "",
+        "response_id": response_id,
         "model": get_text(response, "model")[:MAX_MODEL_LENGTH],
-        "created_at": created_at if type(created_at) in (int, float) else None,
-        "previous_response_id": echo if isinstance(echo, str) and echo else None,
+        "created_at": created_at,
+        "previous_response_id": get_text(response, "previous_response_id") or None,
         "echoed": "previous_response_id" in response,
         "status": get_text(response, "status"),
         "background": response.get("background") is True,
-        "stored": stored if isinstance(stored, bool) else None,
+        "stored": stored,
         "conversation_id": read_conversation_id(response),
         "response": response,
     }
@@ -119,28 +132,31 @@ def read_conversation_id(response: JsonObject) -> str | None:
         return None
     conversation = response["conversation"]
     if isinstance(conversation, dict):
-        conversation = cast("JsonObject", conversation).get("id")
-    return conversation if isinstance(conversation, str) else ""
+        return get_text(cast("JsonObject", conversation), "id")
+    return get_text(response, "conversation")
 
 
 def read_usage(response: Mapping[str, Any]) -> Usage | None:
     """Return the token counts of a response, if there are any."""
     counts = response.get("usage")
-    return read_counts(cast("JsonObject", counts)) if isinstance(counts, dict) else None
+    if not isinstance(counts, dict):
+        return None
+    return read_counts(cast("JsonObject", counts))
 
 
 def read_counts(counts: JsonObject, read: str = "input", written: str = "output") -> Usage:
     """Return token counts; ``read`` and ``written`` are the names of the input and the output."""
-    before, after = counts.get(f"{read}_tokens_details"), counts.get(f"{written}_tokens_details")
+    input_details = counts.get(f"{read}_tokens_details")
+    output_details = counts.get(f"{written}_tokens_details")
     input_tokens = get_count(counts, f"{read}_tokens")
     output_tokens = get_count(counts, f"{written}_tokens")
     return Usage(
         input_tokens,
-        get_count(before, "cached_tokens"),
+        get_count(input_details, "cached_tokens"),
         output_tokens,
-        get_count(after, "reasoning_tokens"),
+        get_count(output_details, "reasoning_tokens"),
         get_count(counts, "total_tokens") or input_tokens + output_tokens,
-        get_count(before, "cache_write_tokens"),
+        get_count(input_details, "cache_write_tokens"),
     )
 
 
@@ -151,12 +167,15 @@ def merge_values(known: Any, value: Any) -> Any:
     if isinstance(known, list) and isinstance(value, list):
         return [*cast("list[Any]", known), *cast("list[Any]", value)]
     if isinstance(known, dict) and isinstance(value, dict):
-        members, pieces = cast("JsonObject", known), cast("JsonObject", value)
+        members = cast("JsonObject", known)
+        pieces = cast("JsonObject", value)
         merged = {
             name: merge_values(members.get(name), pieces[name]) for name in pieces if name != "id"
         }
         return {**pieces, **members, **merged}
-    return cast("Any", known) if value is None else value
+    if value is None:
+        return cast("Any", known)
+    return value
 
 
 def get_arguments(message: JsonObject, name: str) -> str | None:
@@ -164,11 +183,26 @@ def get_arguments(message: JsonObject, name: str) -> str | None:
     value = message.get(name)
     if isinstance(value, dict) and value:
         return json.dumps(value, ensure_ascii=False)
-    return value if isinstance(value, str) else None
+    if isinstance(value, str):
+        return value
+    return None
 
 
-MessagePart = tuple[Literal["text", "refusal"], int, str, JsonObject]
-"""The kind of a part of a message, its index, its text, and the part."""
+class MessagePart(NamedTuple):
+    """A part of a message with a text."""
+
+    kind: Literal["text", "refusal"]
+    position: int
+    text: str
+    content: JsonObject
+
+
+_TEXT_MEMBERS: Mapping[object, tuple[Literal["text", "refusal"], str]] = {
+    "output_text": ("text", "text"),
+    "text": ("text", "text"),
+    "refusal": ("refusal", "refusal"),
+}
+"""The kind of each type of part that has a text, and the member with the text."""
 
 
 def read_message_parts(item: Mapping[str, Any]) -> list[MessagePart]:
@@ -176,14 +210,18 @@ def read_message_parts(item: Mapping[str, Any]) -> list[MessagePart]:
     content: object = item.get("content")
     if isinstance(content, str):
         content = [{"type": "output_text", "text": content}]
-    found: list[MessagePart] = []
-    for at, part in enumerate(cast("list[Any]", content) if isinstance(content, list) else ()):
-        members = cast("JsonObject", part) if isinstance(part, dict) else {}
-        refusal = members.get("type") == "refusal"
-        text = get_text(members, "refusal" if refusal else "text")
-        if text and members.get("type") in ("output_text", "text", "refusal"):
-            found.append(("refusal" if refusal else "text", at, text, members))
-    return found
+    if not isinstance(content, list):
+        return []
+    parts: list[MessagePart] = []
+    for index, part in enumerate(cast("list[Any]", content)):
+        if not isinstance(part, dict):
+            continue
+        members = cast("JsonObject", part)
+        kind, member = _TEXT_MEMBERS.get(get_text(members, "type"), (None, ""))
+        text = get_text(members, member)
+        if kind and text:
+            parts.append(MessagePart(kind, index, text, members))
+    return parts
 
 
 def build_message(parts: list[JsonObject]) -> JsonObject:
@@ -193,15 +231,17 @@ def build_message(parts: list[JsonObject]) -> JsonObject:
 
 def build_reasoning(text: str, encrypted_content: Any) -> JsonObject:
     """Return a finished reasoning item in the form of the Responses API."""
-    content = {"content": [{"type": "reasoning_text", "text": text}]} if text else {}
-    item: JsonObject = {"type": "reasoning", "summary": [], **content}
-    return {**item, "encrypted_content": encrypted_content}
+    item: JsonObject = {"type": "reasoning", "summary": []}
+    if text:
+        item["content"] = [{"type": "reasoning_text", "text": text}]
+    item["encrypted_content"] = encrypted_content
+    return item
 
 
 def read_logprobs(container: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """Return the log probabilities of the tokens of a text, each as a read-only object."""
-    listed = list_objects(container.get("logprobs"))
-    return tuple(wrap(repair_surrogates(each)) for each in listed)
+    tokens = list_objects(container.get("logprobs"))
+    return tuple(wrap(repair_surrogates(token)) for token in tokens)
 
 
 def read_error(message: JsonObject) -> JsonObject:
@@ -210,14 +250,21 @@ def read_error(message: JsonObject) -> JsonObject:
     if not isinstance(inner, dict):
         inner = {"message": inner}
     error = cast("JsonObject", inner)
-    code, status = error.get("code"), message.get("status")
+    code = error.get("code")
+    if not isinstance(code, str | int):
+        code = ""
     kind = get_text(error, "type")
+    if kind == "error":  # the type of the event, not of the error
+        kind = ""
+    status = message.get("status")
+    if type(status) is not int:
+        status = None
     return {
-        "code": str(code) if isinstance(code, str | int) else "",
+        "code": str(code),
         "message": get_text(error, "message"),
         "param": get_text(error, "param"),
-        "kind": "" if kind == "error" else kind,
-        "status": status if type(status) is int else None,
+        "kind": kind,
+        "status": status,
     }
 
 
@@ -226,16 +273,23 @@ def describe_malformed(event: str, message: object, problem: str) -> str:
     if not isinstance(message, dict):
         return f"{_safe_name(event)}: {problem}"
     members = cast("JsonObject", message)
+    label = _safe_name(event)
     number = members.get("sequence_number")
-    names = ", ".join(_safe_name(name) for name in list(members)[:_MAX_NAMES])
-    more = ", …" if len(members) > _MAX_NAMES else ""
-    numbered = f" number {number}" if type(number) is int else ""
-    return f"{_safe_name(event)}{numbered}: {problem}; members: {names}{more}"
+    if type(number) is int:
+        label += f" number {number}"
+    names = [_safe_name(name) for name in list(members)[:_MAX_NAMES]]
+    if len(members) > _MAX_NAMES:
+        names.append("…")
+    return f"{label}: {problem}; members: {', '.join(names)}"
 
 
 def _safe_name(name: str) -> str:
     """Return a name if it has the form of one, because servers may put content there."""
-    return name if _NAME_PATTERN.fullmatch(name) else "(unnamed)" if not name else "(unprintable)"
+    if not name:
+        return "(unnamed)"
+    if _NAME_PATTERN.fullmatch(name):
+        return name
+    return "(unprintable)"
 
 
 MAX_COUNT = 10**12
@@ -249,11 +303,15 @@ def get_count(counts: object, name: str) -> int:
     value = cast("JsonObject", counts).get(name)
     if type(value) is float and value.is_integer():  # some servers write 3.0
         value = int(value)
-    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
+    if type(value) is int and 0 <= value <= MAX_COUNT:
+        return value
+    return 0
 
 
 def _type_name(value: object) -> str:
-    return "missing" if value is None else name_type(value)
+    if value is None:
+        return "missing"
+    return name_type(value)
 
 
 REPLACEMENT = "\ufffd"
@@ -284,7 +342,7 @@ class SurrogateJoiner:
 
     def __init__(self) -> None:
         self.pending: dict[object, str] = {}
-        """The halves that wait for their other one."""
+        """The first halves of characters, which wait for the second ones."""
         self.replaced = False
         """Whether a lone surrogate was replaced by U+FFFD."""
 

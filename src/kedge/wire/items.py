@@ -91,29 +91,43 @@ class ToolCall(OutputItem, eq=False):
 
     def complete_item(self, item: JsonObject) -> JsonObject:
         """Return the item of the call, in the form of the Responses API, with its id, name and arguments."""
-        member = CALL_ARGUMENTS[item["type"]]
-        known = {"call_id": self.call_id, "name": self.name, member: self.arguments}
-        return item if known.items() <= item.items() else {**item, **known}
+        arguments_member = CALL_ARGUMENTS[item["type"]]
+        members = {"call_id": self.call_id, "name": self.name, arguments_member: self.arguments}
+        if members.items() <= item.items():
+            return item
+        return {**item, **members}
 
 
 def read_item(item: JsonObject, output_index: int) -> OutputItem:
     """Return what an item says about itself; of a call also whether its ``call_id`` is usable."""
-    # Some servers omit the type of a message.
-    kind = get_text(item, "type") if "type" in item else "message"
-    place = kind, get_text(item, "id"), output_index
+    kind = "message"  # some servers omit the type of a message
+    if "type" in item:
+        kind = get_text(item, "type")
+    item_id = get_text(item, "id")
     if kind not in CALL_ARGUMENTS:
-        return OutputItem(*place)
+        return OutputItem(kind, item_id, output_index)
     call_id, problem = read_call_id(item.get("call_id"))
-    arguments, cut = get_arguments(item, CALL_ARGUMENTS[kind]), item.get("status") == "incomplete"
-    name = get_text(item, "name")
-    return ToolCall(*place, False, call_id, name, problem, arguments, cut=cut)
+    return ToolCall(
+        kind,
+        item_id,
+        output_index,
+        call_id=call_id,
+        name=get_text(item, "name"),
+        fallback=problem,
+        final_arguments=get_arguments(item, CALL_ARGUMENTS[kind]),
+        cut=item.get("status") == "incomplete",
+    )
 
 
-def read_call_id(sent: object) -> tuple[str, str]:
+def read_call_id(value: object) -> tuple[str, str]:
     """Return an id if it is usable, else an empty string and why it is not."""
-    if isinstance(sent, str):
-        return (sent, "") if sent.strip() else ("", "empty")
-    return "", "missing" if sent is None else "malformed"
+    if value is None:
+        return "", "missing"
+    if not isinstance(value, str):
+        return "", "malformed"
+    if not value.strip():
+        return "", "empty"
+    return value, ""
 
 
 class CallSummary(msgspec.Struct, frozen=True):
@@ -162,12 +176,20 @@ class ItemTable:
         self.events: list[types.StreamEvent] = []
         self.items: dict[int, OutputItem] = {}
         self.calls: dict[str, ToolCall] = {}
-        self.extracted = self.fallen_back = self.corrected = self.failed = self.inferred = 0
+        self.extracted = 0
+        self.fallen_back = 0
+        self.corrected = 0
+        self.failed = 0
+        self.inferred = 0
         self._by_id: dict[tuple[str, str], OutputItem] = {}
+        """The items by family and by every id that an event of the item had."""
         self._by_sent_index: dict[int, list[OutputItem]] = {}
+        """The items by the index that the server sent, which several may share."""
         self._next_index = 0
         self._owners: dict[tuple[str, int], ToolCall] = {}
+        """The calls by the item id and the index of argument deltas, because most events are deltas."""
         self._pending: dict[tuple[str, int], ToolCall] = {}
+        """The arguments that wait for their call, by the same."""
 
     def sorted_calls(self) -> list[ToolCall]:
         """Return the calls in output order."""
@@ -198,15 +220,15 @@ class ItemTable:
         Args:
             sent: What the event says about the item.
         """
-        known = self._find("start", sent)
+        item = self._find("start", sent)
         if not isinstance(sent, ToolCall):
-            known = known or self._add(sent)
-            self.events.append(types.ItemStarted(sent.type, sent.item_id, known.output_index))
-        elif isinstance(known, ToolCall):
-            known.name = known.name or sent.name
-            self._rename(known, sent.call_id)
+            item = item or self._add(sent)
+            self.events.append(types.ItemStarted(sent.type, sent.item_id, item.output_index))
+        elif isinstance(item, ToolCall):
+            item.name = item.name or sent.name
+            self._rename(item, sent.call_id)
         else:
-            self._open_call(sent)
+            self._start_call(sent)
 
     def place(self, kind: str, item_id: str, output_index: int) -> OutputItem:
         """Return the item that a part belongs to; a new one if it is not known.
@@ -254,9 +276,10 @@ class ItemTable:
         Returns:
             The item.
         """
-        known = self._finish(sent, self._find("end", sent))
-        known.completed = known.completed or not isinstance(known, ToolCall)
-        return known
+        item = self._finish(sent, self._find("end", sent))
+        if not isinstance(item, ToolCall):
+            item.completed = True
+        return item
 
     def reconcile(self, items: Sequence[JsonObject]) -> Iterator[OutputItem]:
         """Find the items that a finished response lists, and complete the calls among them one after the other.
@@ -268,8 +291,9 @@ class ItemTable:
             For each of them the item of the stream, or a new one.
         """
         listed = list(map(read_item, items, range(len(items))))
-        known = self._match_listed(listed) if self.items else repeat(None)
-        return map(self._finish, listed, known)
+        if not self.items:
+            return map(self._finish, listed, repeat(None))
+        return map(self._finish, listed, self._match_listed(listed))
 
     def resolve_open(self) -> None:
         """Complete the open calls of a complete response, and report those that cannot be completed.
@@ -280,7 +304,8 @@ class ItemTable:
         for call in self.sorted_calls():
             if not call.completed and (call.final_arguments is not None or call.pieces):
                 self._complete(call)
-            unresolved += [] if call.completed else [call]
+            if not call.completed:
+                unresolved.append(call)
         for call in (*unresolved, *self._pending.values()):
             name = f"call {call.call_id!r}" if call.call_id else f"item {call.item_id!r}"
             log.warning(
@@ -289,12 +314,15 @@ class ItemTable:
             self.events.append(types.AnomalyNoted("unresolved_call", name))
             self.failed += 1
 
-    def _finish(self, sent: OutputItem, known: OutputItem | None) -> OutputItem:
+    def _finish(self, sent: OutputItem, item: OutputItem | None) -> OutputItem:
+        """Complete an item, if it is a call, and add it if it is not known."""
         if not isinstance(sent, ToolCall):
-            return known or self._add(sent)
-        call = known if isinstance(known, ToolCall) else self._open_call(sent)
-        if call is known:
+            return item or self._add(sent)
+        if isinstance(item, ToolCall):
+            call = item
             self._rename(call, sent.call_id)
+        else:
+            call = self._start_call(sent)
         if not call.completed:
             call.name = sent.name or call.name
             call.item_id = sent.item_id or call.item_id
@@ -304,51 +332,94 @@ class ItemTable:
         return call
 
     # Find the item of an event.
+    #
+    # The item id is tried first: it is made to identify the item, and argument deltas have no other id. The call id
+    # is second, because some servers use one for two calls. If neither is known, the event belongs to the only open
+    # item of its type at its index; if two could be meant, the event is not assigned, because a guess would give a
+    # tool the arguments of another call. In each step a match must be at the index of the event, if it has one.
+    # The exceptions, each for servers that exist:
+    #
+    # - An item that is found by its id may have another index than the event, as some servers number the events of one
+    #   item differently. But a complete message with this id is not meant, nor a call with another usable call id:
+    #   some servers use one item id for all messages or calls of a response (`_may_move`).
+    # - The item id is also looked up among the call ids, and the call id among the item ids: some servers write one in
+    #   the place of the other, as llama.cpp does in argument deltas.
+    # - Arguments that arrive after the end of the only call at their index belong to it, and add nothing. Otherwise
+    #   they would wait for a call that never starts, and the response would count as damaged.
+    # - An event without an index prefers the items for which the server sent no id: if it had an id of one of the
+    #   others, it would have been found by this id.
 
     def _find(self, role: Role, sent: OutputItem) -> OutputItem | None:
         """Return the item that an event belongs to, or None."""
-        family, call_id = _family(sent), sent.call_id
-        item_id, at = sent.item_id, sent.output_index
-        here = [each for each in self._by_sent_index.get(at, ()) if _family(each) == family]
-        item = self._by_id.get((family, item_id))
-        if item is not None and at >= 0 and item not in here:
-            same = [each for each in here if each.item_id == item_id]
-            item = same[0] if same else item if _may_move(item, role, call_id) else None
+        family = _family(sent)
+        at_index = [
+            item
+            for item in self._by_sent_index.get(sent.output_index, ())
+            if _family(item) == family
+        ]
+        item = self._find_by_item_id(role, sent, at_index)
         if item is None and family == _CALL:
-            called = self.calls.get(call_id or item_id) or self._by_id.get((family, call_id))
-            item = called if called and (at < 0 or called in here) else None
+            item = self._find_by_call_id(sent, at_index)
         if item is None:
-            item = self._find_open(role, item_id, family, here if at >= 0 else None)
-        return self._add_name(item, item_id) if item is not None else None
+            item = self._find_open(role, sent, at_index)
+        if item is not None:
+            self._add_name(item, sent.item_id)
+        return item
+
+    def _find_by_item_id(
+        self, role: Role, sent: OutputItem, at_index: list[OutputItem]
+    ) -> OutputItem | None:
+        item = self._by_id.get((_family(sent), sent.item_id))
+        if item is None or sent.output_index < 0 or item in at_index:
+            return item
+        for other in at_index:
+            if other.item_id == sent.item_id:
+                return other
+        return item if _may_move(item, role, sent.call_id) else None
+
+    def _find_by_call_id(self, sent: OutputItem, at_index: list[OutputItem]) -> OutputItem | None:
+        call = self.calls.get(sent.call_id or sent.item_id)
+        if call is None:
+            call = self._by_id.get((_CALL, sent.call_id))
+        if sent.output_index >= 0 and call not in at_index:
+            return None
+        return call
 
     def _find_open(
-        self, role: Role, item_id: str, family: str, here: list[OutputItem] | None
+        self, role: Role, sent: OutputItem, at_index: list[OutputItem]
     ) -> OutputItem | None:
-        """Return the only open item of this type, of those at the index of the event if it has one."""
-        if here is None and role == "start":
-            return None
-        known = self.items.values() if here is None else here
-        same = [each for each in known if _family(each) == family]
-        found = [each for each in same if not each.completed]
-        if role == "part" and not found and family == _CALL:
-            found = same  # late arguments of a complete call add nothing
-        elif here is None:
-            found = [each for each in found if not _has_name(each)] or found
+        """Return the only open item of this type, at the index of the event if it has one."""
+        family = _family(sent)
+        has_index = sent.output_index >= 0
+        if has_index:
+            candidates = at_index
         elif role == "start":
-            found = [each for each in found if not (each.item_id and item_id)]
-        return found[0] if len(found) == 1 else None
+            return None
+        else:
+            candidates = [item for item in self.items.values() if _family(item) == family]
+
+        open_items = [item for item in candidates if not item.completed]
+        if role == "part" and not open_items and family == _CALL:
+            open_items = candidates
+        elif not has_index:
+            open_items = [item for item in open_items if not _has_name(item)] or open_items
+        elif role == "start":  # another id is another item
+            open_items = [item for item in open_items if not (item.item_id and sent.item_id)]
+        return open_items[0] if len(open_items) == 1 else None
 
     def _find_owner(self, item_id: str, output_index: int) -> ToolCall:
-        """Return the call that the arguments of an item belong to, or the one where they wait for it."""
-        place = item_id, output_index
+        """Return the call that the arguments of an item belong to, or a placeholder where they wait for it."""
+        place = (item_id, output_index)
         call = self._owners.get(place)
-        if call is None or call.completed:
-            found = self._find("part", ToolCall(_CALL, *place))
-            if found is None:
-                text = "arguments of item %r arrived before their call"
-                log.debug(text, item_id, call_id=item_id)
-                return self._pending.setdefault(place, ToolCall("", *place))
-            call = self._owners[place] = cast("ToolCall", found)
+        if call is not None and not call.completed:
+            return call
+        item = self._find("part", ToolCall(_CALL, item_id, output_index))
+        if item is None:
+            text = "arguments of item %r arrived before their call"
+            log.debug(text, item_id, call_id=item_id)
+            return self._pending.setdefault(place, ToolCall("", item_id, output_index))
+        call = cast("ToolCall", item)
+        self._owners[place] = call
         return call
 
     def _match_listed(self, listed: Sequence[OutputItem]) -> list[OutputItem | None]:
@@ -356,72 +427,106 @@ class ItemTable:
 
         The keys of an item are tried in their order, and each known item is matched at most once.
         """
-        named = [self._by_id.get((_family(each), each.item_id)) for each in listed]
-        wanted = list(map(_list_keys, listed, named))
+        named = [self._by_id.get((_family(item), item.item_id)) for item in listed]
+        listed_keys = list(map(_list_keys, listed, named))
         unclaimed = {item: _list_keys(item, item) for _, item in sorted(self.items.items())}
-        found: list[OutputItem | None] = [None] * len(listed)
+        matches: list[OutputItem | None] = [None] * len(listed)
         for rank in range(_KEY_COUNT):
-            waiting: dict[Hashable, deque[OutputItem]] = {}
+            by_key: dict[Hashable, deque[OutputItem]] = {}
             for item, keys in unclaimed.items():
-                waiting.setdefault(keys[rank], deque()).append(item)
-            for at, keys in enumerate(wanted):
-                if found[at] is None and keys[rank] and (same := waiting.get(keys[rank])):
-                    found[at] = item = same.popleft()
+                by_key.setdefault(keys[rank], deque()).append(item)
+            for position, keys in enumerate(listed_keys):
+                if matches[position] is not None or not keys[rank]:
+                    continue
+                candidates = by_key.get(keys[rank])
+                if candidates:
+                    item = candidates.popleft()
+                    matches[position] = item
                     del unclaimed[item]
-        return found
+        return matches
 
     def _add(self, item: OutputItem) -> OutputItem:
         """Add an item, at the next free index if it has none or if another item has it."""
-        sent = item.output_index
-        if sent < 0 or sent in self.items:
+        sent_index = item.output_index
+        if sent_index < 0 or sent_index in self.items:
             item.output_index = self._next_index
+        if sent_index < 0:
+            sent_index = item.output_index
         self._next_index = max(self._next_index, item.output_index + 1)
         self.items[item.output_index] = item
-        self._by_sent_index.setdefault(sent if sent >= 0 else item.output_index, []).append(item)
-        return self._add_name(item, item.item_id)
+        self._by_sent_index.setdefault(sent_index, []).append(item)
+        self._add_name(item, item.item_id)
+        return item
 
-    def _add_name(self, item: OutputItem, item_id: str) -> OutputItem:
+    def _add_name(self, item: OutputItem, item_id: str) -> None:
         if item_id:
             item.item_id = item.item_id or item_id
             self._by_id[_family(item), item_id] = item
-        return item
 
-    # Open a call and assign its id.
+    # Start a call and assign its id.
 
-    def _open_call(self, sent: ToolCall) -> ToolCall:
+    def _start_call(self, sent: ToolCall) -> ToolCall:
         call = replace(sent, final_arguments=None, cut=False)
         self._assign_id(call)
         self.calls[call.call_id] = call
         self._add(call)
         self._owners.clear()  # what was certain may be ambiguous now
-        place = call.item_id, call.output_index, call.custom
-        self.events.append(types.ToolCallStarted(call.call_id, call.name, *place, call.fallback))
-        for place, early in self._pending.items():
-            is_named = place[0] and sent.item_id
-            if place[0] == sent.item_id if is_named else place[1] == sent.output_index != -1:
-                del self._pending[place]
-                self._add_name(call, early.item_id)
-                call.pieces, call.final_arguments = early.pieces, early.final_arguments
-                break
+        self.events.append(
+            types.ToolCallStarted(
+                call.call_id,
+                call.name,
+                call.item_id,
+                call.output_index,
+                call.custom,
+                call.fallback,
+            )
+        )
+        early = self._take_pending(sent)
+        if early is not None:
+            self._add_name(call, early.item_id)
+            call.pieces = early.pieces
+            call.final_arguments = early.final_arguments
         if call.pieces:
             self.events.append(ToolArgumentsDelta(call.call_id, "".join(call.pieces)))
         return call
+
+    def _take_pending(self, sent: ToolCall) -> ToolCall | None:
+        """Return and remove the arguments that wait for a call: by its item id or, if one has none, by its index."""
+        for place, early in self._pending.items():
+            if early.item_id and sent.item_id:
+                is_same = early.item_id == sent.item_id
+            else:
+                is_same = early.output_index == sent.output_index != -1
+            if is_same:
+                del self._pending[place]
+                return early
+        return None
 
     def _assign_id(self, call: ToolCall) -> None:
         if call.call_id in self.calls:
             call.fallback = "duplicate"
         if not call.fallback:
             self.extracted += 1
-            details = call.name, call.item_id, call.output_index
-            _log_call(logging.DEBUG, "found: tool %r, item %r, output %d", call.call_id, *details)
+            text = "found: tool %r, item %r, output %d"
+            _log_call(logging.DEBUG, text, call.call_id, call.name, call.item_id, call.output_index)
             return
         self.fallen_back += 1
-        by_item = call.item_id and call.item_id not in self.calls
-        call.call_id = call.item_id if by_item else new_id("call")
-        kind = "item id" if by_item else "local id"
+        if call.item_id and call.item_id not in self.calls:
+            id_kind = "item id"
+            call.call_id = call.item_id
+        else:
+            id_kind = "local id"
+            call.call_id = new_id("call")
         text = "uses its %s because its call_id is %s: tool %r, output %d"
-        details = kind, call.fallback, call.name, call.output_index
-        _log_call(logging.WARNING, text, call.call_id, *details)
+        _log_call(
+            logging.WARNING,
+            text,
+            call.call_id,
+            id_kind,
+            call.fallback,
+            call.name,
+            call.output_index,
+        )
 
     def _rename(self, call: ToolCall, new: str) -> None:
         """Use the provider's id, if this event is the first to have it."""
@@ -431,26 +536,30 @@ class ItemTable:
             text = "has id %r later; the first id is used"
             _log_call(logging.WARNING, text, call.call_id, new)
             return
-        was, call.call_id = call.call_id, new
-        self.calls = {each.call_id: each for each in self.calls.values()}
-        level = logging.INFO if call.fallback else logging.WARNING
-        log.log(level, "tool call %r is renamed to %r", was, new, call_id=new)
+        old = call.call_id
+        call.call_id = new
+        self.calls = {known.call_id: known for known in self.calls.values()}
+        level = logging.WARNING
         if call.fallback:
+            level = logging.INFO
             self.corrected += 1
             call.fallback = ""
-        self.events.append(types.ToolCallRenamed(new, was))
+        log.log(level, "tool call %r is renamed to %r", old, new, call_id=new)
+        self.events.append(types.ToolCallRenamed(new, old))
 
     # Complete a call.
 
     def _set_arguments(self, call: ToolCall, arguments: str | None) -> None:
-        known = call.arguments
-        if arguments is None or (known and not arguments):
+        earlier = call.arguments
+        if arguments is None or (earlier and not arguments):
             return  # empty arguments after deltas are an omission of the server
-        if known and known != arguments:
+        if earlier and earlier != arguments:
             log.warning(
                 "tool call %r: the complete arguments (%d characters) differ from the earlier ones "
                 "(%d characters); the complete ones are used",
-                *(call.call_id, len(arguments), len(known)),
+                call.call_id,
+                len(arguments),
+                len(earlier),
                 call_id=call.call_id,
             )
         call.final_arguments = arguments
@@ -462,16 +571,25 @@ class ItemTable:
             return
         call.completed = True
         _log_call(logging.DEBUG, "is complete: tool %r", call.call_id, call.name)
-        place = call.item_id, call.output_index, call.custom
-        completed = types.ToolCallCompleted(call.call_id, call.name, call.arguments, *place)
-        self.events.append(completed)
+        self.events.append(
+            types.ToolCallCompleted(
+                call.call_id,
+                call.name,
+                call.arguments,
+                call.item_id,
+                call.output_index,
+                call.custom,
+            )
+        )
 
     def _infer_name(self, call: ToolCall) -> None:
         """Set the name of a call that came without one, if its arguments fit exactly one tool.
 
         The server's stored call has no name, so the response must not become an anchor.
         """
-        name = self.infer_name(call.arguments, call.custom) if self.infer_name else ""
+        if self.infer_name is None:
+            return
+        name = self.infer_name(call.arguments, call.custom)
         if not name:
             return
         call.name = name
@@ -509,5 +627,5 @@ def _list_keys(item: OutputItem, known: OutputItem | None) -> tuple[Hashable, ..
         item: The item.
         known: The known item with its id.
     """
-    place = item.output_index, _family(item)
-    return (known, item.call_id), item.call_id, known, place, item.type
+    place = (item.output_index, _family(item))
+    return ((known, item.call_id), item.call_id, known, place, item.type)

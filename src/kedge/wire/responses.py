@@ -80,14 +80,14 @@ class ResponsesDecoder(StreamDecoder):
         if response.get("error") and not response.get("status"):
             self._read_error(response)  # some gateways send errors with HTTP 200
             return
-        facts, begun = fields.read_facts(response), dict(response)
-        begun.pop("output", None)
-        if facts["status"] not in RUNNING:
-            self._start({**facts, "response": begun})
+        facts = fields.read_facts(response)
+        without_output = {name: value for name, value in response.items() if name != "output"}
+        if facts["status"] in RUNNING:  # it continues in the background
+            without_output["background"] = True
+            self._start({**facts, "response": without_output, "background": True})
+        else:
+            self._start({**facts, "response": without_output})
             self._end_response(response, facts, "completed")
-        else:  # it continues in the background
-            begun["background"] = True
-            self._start({**facts, "response": begun, "background": True})
 
     def _decode_message(self, message: JsonObject, event: str) -> None:
         kind = message.get("type")
@@ -99,17 +99,27 @@ class ResponsesDecoder(StreamDecoder):
             message["type"] = kind
         if self.ended:
             return
+        if not self._is_duplicate(kind, message):
+            self._read_event(kind, message)
+
+    def _is_duplicate(self, kind: str, message: JsonObject) -> bool:
+        """Return whether an event was received before, by its sequence number; report one out of order."""
+        if self._sequence is None:
+            self._sequence = SequenceChecker()
+        sequence = self._sequence
         number = message.get("sequence_number")
-        sequence = self._sequence = self._sequence or SequenceChecker()
-        if type(number) is int and number >= 0 and sequence.reliable:
-            delta, at = message.get("delta"), message.get("output_index")
-            same = kind, at if type(at) is int else -1, delta if type(delta) is str else None
-            status = sequence.classify(number, hash(same))
-            if status != "fresh" or not sequence.reliable:
-                self._report_order(status, number)
-            if status == "duplicate":
-                return
-        self._read_event(kind, message)
+        if type(number) is not int or number < 0 or not sequence.reliable:
+            return False
+        delta = message.get("delta")
+        if type(delta) is not str:  # an object has no hash
+            delta = None
+        output_index = message.get("output_index")
+        if type(output_index) is not int:
+            output_index = -1
+        status = sequence.classify(number, hash((kind, output_index, delta)))
+        if status != "fresh" or not sequence.reliable:
+            self._report_order(status, number)
+        return status == "duplicate"
 
     def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
         clean = fields.repair_surrogates(message)
@@ -139,13 +149,14 @@ class ResponsesDecoder(StreamDecoder):
     def _read_response_started(self, message: JsonObject) -> None:
         """Read the start of the response; ``queued`` and ``in_progress`` may repeat it."""
         if self._started:
-            self._found.append(types.OpaqueEvent(message["type"], message))
+            self._events.append(types.OpaqueEvent(message["type"], message))
             return
         self._start(fields.read_facts(fields.get_object(message, "response")))
 
     def _start(self, facts: JsonObject) -> None:
-        self._started, self.response_id = True, facts["response_id"]
-        self._found.append(types.ResponseStarted(**facts))
+        self._started = True
+        self.response_id = facts["response_id"]
+        self._events.append(types.ResponseStarted(**facts))
 
     def _read_item_added(self, message: JsonObject) -> None:
         item = fields.require_object(message, "item")
@@ -153,12 +164,12 @@ class ResponsesDecoder(StreamDecoder):
 
     def _read_item_done(self, message: JsonObject) -> None:
         item = fields.require_object(message, "item")
-        ended = self.calls.finish(read_item(item, get_index(message)))
-        if isinstance(ended, ToolCall):
-            if not ended.name:
+        finished = self.calls.finish(read_item(item, get_index(message)))
+        if isinstance(finished, ToolCall):
+            if not finished.name:
                 raise MalformedEvent("the tool call has no name")
-            item = ended.complete_item(item)
-        self._found.append(types.ItemCompleted(item, ended.output_index))
+            item = finished.complete_item(item)
+        self._events.append(types.ItemCompleted(item, finished.output_index))
 
     # The parts of items.
 
@@ -166,18 +177,26 @@ class ResponsesDecoder(StreamDecoder):
         self, kind: PartKind, message: JsonObject, index: str
     ) -> tuple[str, StreamedPart]:
         """Return the item id and the part of an event; an item that was never announced starts with it."""
-        sent = kind, message.get("item_id"), message.get("output_index"), message.get(index)
+        place: tuple[object, ...] = (
+            kind,
+            message.get("item_id"),
+            message.get("output_index"),
+            message.get(index),
+        )
         try:
-            found = self._places.get(sent)
+            known = self._places.get(place)
         except TypeError:  # an index that is an object or an array
-            found, sent = None, (kind,)
-        if found is None or found[1].item.completed:
-            item_id, at = get_text(message, "item_id"), fields.get_part_index(message, index)
-            item = self.calls.place(fields.PART_FORMS[kind][2], item_id, get_index(message))
-            part = StreamedPart(item, kind, at)
-            part = self._parts.setdefault((kind, item.output_index, at), part)
-            found = self._places[sent] = item_id, part
-        return found
+            known = None
+            place = (kind,)
+        if known is not None and not known[1].item.completed:
+            return known
+        item_id = get_text(message, "item_id")
+        part_index = fields.get_part_index(message, index)
+        item = self.calls.place(fields.PART_FORMS[kind][2], item_id, get_index(message))
+        part = StreamedPart(item, kind, part_index)
+        part = self._parts.setdefault((kind, item.output_index, part_index), part)
+        self._places[place] = (item_id, part)
+        return item_id, part
 
     def _read_delta(self, message: JsonObject, kind: PartKind, index: str) -> None:
         delta = message.get("delta")
@@ -193,10 +212,10 @@ class ResponsesDecoder(StreamDecoder):
             return
         part.is_emitted = True
         if kind == "text":  # most events
-            logprobs = self._take_logprobs() if self._logprobs else ()
-            self._found.append(TextDelta(delta, item_id, output_index, part.index, logprobs))
+            logprobs = self._take_logprobs()
+            self._events.append(TextDelta(delta, item_id, output_index, part.index, logprobs))
         else:
-            self._found.append(build_delta(kind, delta, item_id, output_index, part.index))
+            self._events.append(build_delta(kind, delta, item_id, output_index, part.index))
 
     def _read_part_done(self, message: JsonObject, kind: PartKind, index: str) -> None:
         text = fields.require_text(message, fields.PART_FORMS[kind][1])
@@ -206,47 +225,55 @@ class ResponsesDecoder(StreamDecoder):
         self, item_id: str, part: StreamedPart, text: str, container: JsonObject
     ) -> None:
         """Emit the end of a part, and first its text if the server sent no delta of it."""
-        kind, place = part.kind, (item_id, part.item.output_index, part.index)
-        self._joiner.discard((kind, *place))
+        kind = part.kind
+        output_index = part.item.output_index
+        self._joiner.discard((kind, item_id, output_index, part.index))
+        if text and not part.is_emitted:
+            logprobs = fields.read_logprobs(container)
+            self._events.append(
+                build_delta(kind, text, item_id, output_index, part.index, logprobs)
+            )
         if text:
-            if not part.is_emitted:
-                logprobs = fields.read_logprobs(container)
-                self._found.append(build_delta(kind, text, *place, logprobs))
-            part.is_emitted = part.is_complete = True
-        self._found.append(types.PartCompleted(kind, text, *place))
+            part.is_emitted = True
+            part.is_complete = True
+        self._events.append(types.PartCompleted(kind, text, item_id, output_index, part.index))
 
     def _read_part_object(self, message: JsonObject, index: str) -> None:
         """Read a finished part object, which counts if no other event completed the part."""
-        self._found.append(types.OpaqueEvent(message["type"], message))
+        self._events.append(types.OpaqueEvent(message["type"], message))
         content = fields.get_object(message, "part")
         kind, member = _PART_KINDS.get(get_text(content, "type"), ("text", ""))
-        place = kind, get_index(message), fields.get_part_index(message, index)
-        known = self._parts.get(place)
         text = get_text(content, member)
-        if text and not (known and known.is_complete):
-            item_id, part = self._find_part(kind, message, index)
-            if not part.is_complete:
-                self._complete_part(item_id, part, text, content)
+        known = self._parts.get((kind, get_index(message), fields.get_part_index(message, index)))
+        if not text or (known and known.is_complete):
+            return
+        item_id, part = self._find_part(kind, message, index)
+        if not part.is_complete:
+            self._complete_part(item_id, part, text, content)
 
     # The arguments of calls.
 
     def _read_arguments_delta(self, message: JsonObject) -> None:
-        place = get_text(message, "item_id"), get_index(message)
-        if delta := self._joiner.feed(place, fields.require_text(message, "delta")):
-            self.calls.append_arguments(*place, delta)
+        item_id = get_text(message, "item_id")
+        output_index = get_index(message)
+        delta = fields.require_text(message, "delta")
+        delta = self._joiner.feed((item_id, output_index), delta)
+        if delta:
+            self.calls.append_arguments(item_id, output_index, delta)
 
     def _read_arguments_done(self, message: JsonObject, member: str) -> None:
-        place = get_text(message, "item_id"), get_index(message)
-        self._joiner.discard(place)
+        item_id = get_text(message, "item_id")
+        output_index = get_index(message)
+        self._joiner.discard((item_id, output_index))
         arguments = fields.get_arguments(message, member)
         if arguments is None:
             arguments = fields.require_text(message, member)
-        self.calls.set_arguments(*place, arguments)
+        self.calls.set_arguments(item_id, output_index, arguments)
 
     # The end of a response. If the event type and the status of the response differ, the worse one is used.
 
     def _read_error(self, message: JsonObject) -> None:
-        self._found.append(types.StreamFailed(**fields.read_error(message)))
+        self._events.append(types.StreamFailed(**fields.read_error(message)))
 
     def _read_terminal(self, message: JsonObject, ending: FinalStatus, code: str = "") -> None:
         response = fields.get_object(message, "response")
@@ -258,32 +285,37 @@ class ResponsesDecoder(StreamDecoder):
         self._started = True
         if self._replaced or self._joiner.replaced or self._joiner.pending:
             detail = "the output holds lone surrogates, which were replaced by U+FFFD"
-            self._found.append(types.AnomalyNoted("replaced_text", detail))
-        sent = _STATUS_ENDINGS.get(facts["status"], "failed")
-        status = "failed" if "failed" in (ending, sent) else ending if sent == "completed" else sent
-        reason, failure = get_text(fields.get_object(response, "incomplete_details"), "reason"), ""
+            self._events.append(types.AnomalyNoted("replaced_text", detail))
+        usage = fields.read_usage(response)
+        status = _choose_worse(ending, _STATUS_ENDINGS.get(facts["status"], "failed"))
         if status == "failed":
-            reason, failure = _read_failure(response, code)
-        elif isinstance(response.get("output"), list):
+            code, message = _read_failure(response, code)
+            self._end(("failed", code, message), {**facts, "usage": usage})
+            return
+        if isinstance(response.get("output"), list):
             facts |= self._read_output(response["output"])
         if status == "completed":
             self.calls.resolve_open()
-        self._end((status, reason, failure), {**facts, "usage": fields.read_usage(response)})
+        reason = get_text(fields.get_object(response, "incomplete_details"), "reason")
+        self._end((status, reason, ""), {**facts, "usage": usage})
 
     def _read_output(self, listed: list[Any]) -> JsonObject:
         """Return the items that a finished response lists; calls in the list complete the open ones."""
         items = fields.list_objects(listed)
         if len(items) < len(listed):
             detail = "the finished response lists something that is not an item"
-            self._found.append(types.AnomalyNoted("malformed", detail))
+            self._events.append(types.AnomalyNoted("malformed", detail))
         output: list[JsonObject] = []
         indexes: list[int] = []
-        for item, known in zip(items, self.calls.reconcile(items), strict=True):
+        for listed_item, known in zip(items, self.calls.reconcile(items), strict=True):
+            item = listed_item
+            if isinstance(known, ToolCall):
+                item = known.complete_item(listed_item)
+                if item is not listed_item and _contradicts_call(listed_item, item):
+                    detail = f"call {known.call_id!r} differs in the finished response"
+                    self._events.append(types.AnomalyNoted("contradiction", detail))
             indexes.append(known.output_index)
-            output.append(known.complete_item(item) if isinstance(known, ToolCall) else item)
-            if output[-1] is not item and _contradicts_call(item, output[-1]):
-                detail = f"call {known.call_id!r} differs in the finished response"
-                self._found.append(types.AnomalyNoted("contradiction", detail))
+            output.append(item)
         return {"output": tuple(map(wrap, output)), "indexes": tuple(indexes)}
 
     EVENT_READERS: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -315,6 +347,15 @@ class ResponsesDecoder(StreamDecoder):
     }
 
 
+def _choose_worse(ending: FinalStatus, status: FinalStatus) -> FinalStatus:
+    """Return the worse of the ending by the type of the event and by the status of the response."""
+    if "failed" in (ending, status):
+        return "failed"
+    if status == "completed":
+        return ending
+    return status
+
+
 def _read_failure(response: JsonObject, code: str) -> tuple[str, str]:
     """Return the code and the message of a failure."""
     error = fields.read_error({"error": response.get("error") or {}})
@@ -328,8 +369,11 @@ def _read_failure(response: JsonObject, code: str) -> tuple[str, str]:
 
 def _contradicts_call(item: JsonObject, known: JsonObject) -> bool:
     """Return whether a listed call differs from the streamed one; a missing member does not."""
-    names = "call_id", "name", fields.CALL_ARGUMENTS[item["type"]]
-    return any((listed := get_text(item, name)) and listed != known[name] for name in names)
+    for name in ("call_id", "name", fields.CALL_ARGUMENTS[item["type"]]):
+        value = get_text(item, name)
+        if value and value != known[name]:
+            return True
+    return False
 
 
 DELTA_TYPES = frozenset(kind for kind in ResponsesDecoder.EVENT_READERS if kind.endswith(".delta"))

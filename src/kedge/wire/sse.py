@@ -116,7 +116,8 @@ class SSEDecoder:
             if not line:
                 if data := "\n".join(self._data):
                     messages.append(SSEMessage(self._event, data))
-                self._event, self._message_size = "", 0
+                self._event = ""
+                self._message_size = 0
                 self._data.clear()
                 continue
             name, _, value = line.partition(b":")
@@ -155,7 +156,8 @@ class SequenceChecker:
 
     def classify(self, number: int, fingerprint: int) -> SequenceStatus:
         """Classify an event by its number; ``fingerprint`` identifies its content."""
-        last, slot = self.last, number % WINDOW_SIZE
+        last = self.last
+        slot = number % WINDOW_SIZE
         known = self._numbers[slot]
         if known == number and self._fingerprints[slot] != fingerprint:
             self.reliable = False
@@ -163,9 +165,12 @@ class SequenceChecker:
             return "fresh"
         if known >= number:
             return "duplicate"
-        self._numbers[slot], self._fingerprints[slot] = number, fingerprint
+        self._numbers[slot] = number
+        self._fingerprints[slot] = fingerprint
         if number < last:
             return "late"
         self.last = number
         # A stream may start with any number: a resumed one starts in the middle.
-        return "fresh" if last in (-1, number - 1) else "gap"
+        if last in (-1, number - 1):
+            return "fresh"
+        return "gap"
