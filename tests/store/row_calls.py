@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from kedge import user
 from kedge.store import ConversationRow, Incident, Node, Store, StoredExchange, Telemetry
+from kedge.store.nodes import list_nodes
 from kedge.store.tree import list_tree_conversations, load_last_blocks, read_tree
 from kedge.turns import Turn
 from store.sample_conversations import SCOPE
@@ -48,6 +49,7 @@ ROW_CALLS: dict[str, Callable[[Store, ConversationRow, Node], Awaitable[object]]
     "note": lambda store, row, node: store.note(row, node.id, TELEMETRY),
     "path": lambda store, row, _: store.path(row),
     "pending": lambda store, row, _: store.pending(row),
+    "read_in": lambda store, row, _: store.read_in(row, list_nodes),
     "read_tree": lambda store, row, _: read_tree(store, row),
     "renew": lambda store, row, _: store.renew(row, "k", owner="a", lease=0),
     "require_continuable": lambda store, row, _: store.require_continuable(row),
@@ -58,5 +60,6 @@ ROW_CALLS: dict[str, Callable[[Store, ConversationRow, Node], Awaitable[object]]
     "unanswered_after": lambda store, row, node: store.unanswered_after(row, node.id),
     "update": lambda store, row, _: store.update(row, title="stolen"),
     "update_with": lambda store, row, _: store.update_with(row, lambda _: {"title": "stolen"}),
+    "write_in": lambda store, row, _: store.write_in(row, list_nodes),
 }
 """``test_namespaces.py`` checks that no method is missing."""

@@ -96,7 +96,7 @@ OTHER_METHODS = {
     "save_evidence", "claim_object", "release_object", "delete_object", "mark_lost",
     "use_namespace", "namespaces", "verify",
     # Without content of conversations.
-    "aclose", "database_time", "get_queue",
+    "aclose", "database_time", "get_queue", "read", "write",
 }  # fmt: skip
 
 

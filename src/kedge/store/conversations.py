@@ -151,21 +151,7 @@ def list_conversations(
     since: float | None = None,
     before: float | None = None,
 ) -> list[ConversationRow]:
-    """Return conversations, most recently changed first, except those that are about to be deleted.
-
-    Args:
-        tx: The transaction.
-        tag: Only those with this tag.
-        archived: Only archived ones, or only others; None for all.
-        limit: The maximum number to return.
-        offset: The number to skip.
-        since: Only those that changed last at or after this time.
-        before: Only those that changed last before this time; with the time of the last row of a page,
-            the next page.
-
-    Raises:
-        InvalidSetting: The limit or the offset is negative, or a time is not finite.
-    """
+    """Return conversations, most recently changed first, except those that are about to be deleted."""
     validate_page(limit, offset)
     check_times(since=since, before=before)
     filters = {
@@ -179,7 +165,7 @@ def list_conversations(
     return _select(tx, where, (*values, limit, offset), end)
 
 
-def list_tree_conversations(tx: Tx, conversation: ConversationRow) -> list[ConversationRow]:
+def select_tree_conversations(tx: Tx, conversation: ConversationRow) -> list[ConversationRow]:
     """Return the conversations on the tree, in the order of their creation: this one, its forks and its origin."""
     return _select(tx, "c.tree = ?", (conversation.tree,))
 
@@ -208,11 +194,7 @@ def list_expired(tx: Tx) -> list[str]:
 
 
 def list_older(tx: Tx, seconds: float, *, tag: str | None = None) -> list[str]:
-    """Return the ids of the conversations that would be deleted; see `Store.delete_older`.
-
-    Raises:
-        InvalidSetting: The age is not a number of seconds above 0.
-    """
+    """Return the ids of the conversations that would be deleted; see `Store.delete_older`."""
     age = validate_seconds(seconds, "seconds")
     return [row.id for row in select_old(tx, tx.clock(), age=age, tag=tag)]
 
@@ -223,18 +205,7 @@ def read_time(tx: Tx) -> float:
 
 
 def list_namespaces(tx: Tx, *, scheduled: bool = False) -> list[str]:
-    """Return the names of the namespaces that have conversations, without the default one.
-
-    Args:
-        tx: The transaction.
-        scheduled: Whether to return only those with conversations that are about to be deleted.
-
-    Returns:
-        The names, in alphabetical order.
-
-    Raises:
-        InvalidSetting: This store is bound to a namespace.
-    """
+    """Return the names of the namespaces that have conversations, without the default one."""
     require_default_namespace(tx.namespace, "namespaces")
     condition = "AND delete_at IS NOT NULL" if scheduled else ""
     query = (
@@ -253,18 +224,6 @@ def schedule_delete(tx: Tx, name: str | ConversationRow, at: float | None) -> Co
     """Hide a conversation from lists and searches, to be deleted later; or undo that.
 
     `delete_expired` deletes it after that time.
-
-    Args:
-        tx: The transaction.
-        name: Its id or its row.
-        at: When it is deleted, in seconds since 1970; None to retain it.
-
-    Returns:
-        The row after the change.
-
-    Raises:
-        NotInStore: There is no such conversation.
-        InvalidSetting: The time is not finite.
     """
     check_times(at=at)
     row = resolve(tx, name)
@@ -281,28 +240,12 @@ def reject_scheduled(row: ConversationRow) -> None:
 
 
 def require_continuable(tx: Tx, conversation: ConversationRow) -> None:
-    """Check that a conversation still exists and is not about to be deleted.
-
-    Args:
-        tx: The transaction.
-        conversation: The conversation, as it was read.
-
-    Raises:
-        NotInStore: It was deleted, or is about to be deleted.
-    """
+    """Check that a conversation still exists and is not about to be deleted."""
     reject_scheduled(resolve(tx, conversation))
 
 
 def get_conversation(tx: Tx, name: str | ConversationRow) -> ConversationRow:
-    """Return the current row of a conversation.
-
-    Args:
-        tx: The transaction.
-        name: Its id or an earlier row.
-
-    Raises:
-        NotInStore: There is no such conversation.
-    """
+    """Return the current row of a conversation."""
     return resolve(tx, name)
 
 

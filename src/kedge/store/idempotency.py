@@ -21,23 +21,7 @@ def acquire_claim(
     owner: str,
     lease: float,
 ) -> Claim:
-    """Claim the turn with an idempotency key, unless another caller runs it or it is done.
-
-    Args:
-        tx: The transaction.
-        conversation: The conversation of the turn.
-        key: The idempotency key.
-        request_hash: A hash of the request; it must be the same for every use of the key.
-        owner: The caller's id.
-        lease: Seconds for which the claim is valid, by the database's clock.
-
-    Returns:
-        The claim: that of the caller, of another caller, or of a completed turn.
-
-    Raises:
-        KeyReused: The key belongs to another request.
-        NotInStore: The conversation was deleted.
-    """
+    """Claim the turn with an idempotency key, unless another caller runs it or it is done."""
     number, key = conversation.number, validate_name(key, "key")
     tx.run(
         "INSERT INTO claims (conversation, key, request_hash, owner, lease_until) "
@@ -87,12 +71,6 @@ def renew_claim(
 
     A released claim without a stored question is deleted: nothing was sent, and its key may be used for another
     message.
-
-    Returns:
-        Whether the claim was still the caller's.
-
-    Raises:
-        NotInStore: The conversation was deleted.
     """
     claimed = (conversation.number, key, owner)
     if not lease:
@@ -117,11 +95,7 @@ def record_question(tx: Tx, number: int, key: str, question: int) -> None:
 
 
 def record_answer(tx: Tx, conversation: ConversationRow, key: str, answer: int) -> None:
-    """Record which node is the answer to the turn with this key, which completes it.
-
-    Raises:
-        NotInStore: The conversation was deleted, or its tree has no such node.
-    """
+    """Record which node is the answer to the turn with this key, which completes it."""
     get_node(tx, conversation, answer)
     tx.run(
         "UPDATE claims SET answer = ?, lease_until = 0 WHERE conversation = ? AND key = ? "

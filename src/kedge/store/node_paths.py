@@ -108,32 +108,12 @@ WITH RECURSIVE line AS (
 
 
 def load_path(tx: Tx, conversation: ConversationRow, node: int | None = None) -> LoadedPath:
-    """Return the blocks and the anchors on the path to a node.
-
-    Args:
-        tx: The transaction.
-        conversation: A conversation on the node's tree.
-        node: The node; by default the head when the row was read.
-
-    Raises:
-        NotInStore: The conversation was deleted, or its tree has no such node.
-        StoreDamaged: A stored block cannot be read.
-    """
+    """Return the blocks and the anchors on the path to a node."""
     return _load_path(tx, conversation, get_node(tx, conversation, node))
 
 
 def load_short_path(tx: Tx, conversation: ConversationRow, max_blocks: int) -> LoadedPath | Node:
-    """Return the path to the head when the row was read, or only its node if the path is long.
-
-    Args:
-        tx: The transaction.
-        conversation: The conversation.
-        max_blocks: The maximum number of blocks of a path that is loaded.
-
-    Raises:
-        NotInStore: The conversation was deleted.
-        StoreDamaged: A stored block cannot be read.
-    """
+    """Return the path to the head when the row was read, or only its node if the path is long."""
     head = get_node(tx, conversation)
     return head if head.length > max_blocks else _load_path(tx, conversation, head)
 
@@ -174,16 +154,7 @@ def _load_records(
 def find_newest_response(
     tx: Tx, conversation: ConversationRow, node: int | None = None
 ) -> RequestRecord | None:
-    """Return the newest response on the path to a node, or None if there is none.
-
-    Args:
-        tx: The transaction.
-        conversation: A conversation on the node's tree.
-        node: The node; by default the head when the row was read.
-
-    Raises:
-        NotInStore: The conversation was deleted, or its tree has no such node.
-    """
+    """Return the newest response on the path to a node, or None if there is none."""
     end = get_node(tx, conversation, node)
     ((newest,),) = tx.rows(_SELECT_NEWEST_RESPONSE, (end.id, end.tree))
     return None if newest is None else select_responses(tx, "WHERE r.node = ?", (newest,))[0]
@@ -197,19 +168,7 @@ def load_turn(
     known: Node,
     turn: Turn,
 ) -> tuple[Node, Turn]:
-    """Return a node and its Turn, reading only the blocks that the Turn of a known node does not have.
-
-    Args:
-        tx: The transaction.
-        conversation: A conversation on the node's tree.
-        node: The node.
-        known: Another node of the tree.
-        turn: The Turn at the known node.
-
-    Raises:
-        NotInStore: The conversation was deleted, or its tree has no such node.
-        StoreDamaged: A stored block cannot be read.
-    """
+    """Return a node and its Turn, reading only the blocks that the Turn of a known node does not have."""
     end = get_node(tx, conversation, node)
     shared = _count_shared(tx, end, known)
     is_above = bool(tx.rows(_IS_ABOVE, (end.id, known.id)))
@@ -246,19 +205,7 @@ def _count_shared(tx: Tx, left: Node, right: Node) -> int:
 def load_last_blocks(
     tx: Tx, conversation: ConversationRow, count: int, node: int | None = None
 ) -> tuple[Block, ...]:
-    """Return the last blocks on the path to a node, without reading the others.
-
-    Args:
-        tx: The transaction.
-        conversation: A conversation on the node's tree.
-        count: The maximum number of blocks.
-        node: The node; by default the head when the row was read.
-
-    Raises:
-        InvalidSetting: The number of blocks is not an integer of at least 0.
-        NotInStore: The conversation was deleted, or its tree has no such node.
-        StoreDamaged: A stored block cannot be read.
-    """
+    """Return the last blocks on the path to a node, without reading the others."""
     end = get_node(tx, conversation, node)
     start = max(end.length - check_count("count", count), 0)
     return tuple(decode_blocks(load_bodies(tx, end, start, end.length)))
@@ -316,11 +263,7 @@ def list_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
 def find_unanswered_after(
     tx: Tx, conversation: ConversationRow, node: int
 ) -> list[UnansweredQuestion]:
-    """Return those of the pending questions that follow directly after a node, or are this node.
-
-    Raises:
-        NotInStore: The conversation was deleted, or its tree has no such node.
-    """
+    """Return those of the pending questions that follow directly after a node, or are this node."""
     return find_unanswered(tx, conversation, get_node(tx, conversation, node))
 
 
@@ -378,17 +321,7 @@ def _has_open_calls(tx: Tx, node: Node) -> bool:
 def load_ancestry(
     tx: Tx, conversation: ConversationRow, node: int | None = None, *, limit: int | None = None
 ) -> list[Node]:
-    """Return the nodes from the root to a node (by default the head when the row was read).
-
-    Args:
-        tx: The transaction.
-        conversation: A conversation on the node's tree.
-        node: The node; by default the head when the row was read.
-        limit: Return only the last nodes of the path.
-
-    Raises:
-        NotInStore: The conversation was deleted, or its tree has no such node.
-    """
+    """Return the nodes from the root to a node (by default the head when the row was read)."""
     at = conversation.head if node is None else node
     query, values = _SELECT_ANCESTRY, (at,)
     if limit is not None:  # the recursion ends there

@@ -177,11 +177,7 @@ class ResponseStored(StoreError):
 
 
 def get_node(tx: Tx, conversation: ConversationRow, node: int | None = None) -> Node:
-    """Return a node of the conversation's tree, by default the head when the row was read.
-
-    Raises:
-        NotInStore: The conversation was deleted, or its tree has no such node.
-    """
+    """Return a node of the conversation's tree, by default the head when the row was read."""
     at = conversation.head if node is None else node
     query = f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ? AND n.tree = ?"
     rows = tx.rows(query, (at, conversation.tree)) if is_row_number(at) else ()
@@ -214,17 +210,7 @@ def parse_position(text: str) -> int | str:
 
 
 def find_node(tx: Tx, conversation: ConversationRow, at: int | str = "head") -> Node:
-    """Return the node at a position of the conversation's tree.
-
-    Args:
-        tx: The transaction.
-        conversation: A conversation on the tree.
-        at: A node number, the provider's id of a response, or ``head``, which is the default: the head
-            when the row was read. A text is never a node number: some servers count their responses.
-
-    Raises:
-        NotInStore: The conversation was deleted, or its tree has no such node or response.
-    """
+    """Return the node at a position of the conversation's tree."""
     position = conversation.head if at == "head" else at
     if isinstance(position, str):  # without an id, which some servers omit, no response is meant
         found = find_response_node(tx, conversation, position) if position else None
@@ -248,11 +234,7 @@ def find_response_node(tx: Tx, conversation: ConversationRow, response_id: str) 
 
 
 def list_children(tx: Tx, conversation: ConversationRow, node: int) -> list[Node]:
-    """Return the nodes that continue from a node, of all conversations on the tree, in order.
-
-    Raises:
-        NotInStore: The conversation was deleted, or its tree has no such node.
-    """
+    """Return the nodes that continue from a node, of all conversations on the tree, in order."""
     return select_children(tx, get_node(tx, conversation, node))
 
 
@@ -333,19 +315,7 @@ def create_conversation(
 def insert_row(
     tx: Tx, new: ConversationRow, blocks: Turn | Sequence[Block] = ()
 ) -> ConversationRow:
-    """Create the conversation of a new row, with its first node and the blocks that it begins with.
-
-    Args:
-        tx: The transaction.
-        new: The row of `new_row`.
-        blocks: Blocks that it begins with, written in the same transaction; of a Turn, its data and anchors, too.
-
-    Returns:
-        The row of the new conversation.
-
-    Raises:
-        InvalidSetting: There is a conversation with this id already.
-    """
+    """Create the conversation of a new row, with its first node and the blocks that it begins with."""
     turn = blocks if isinstance(blocks, Turn) else Turn(blocks)  # which checks them
     stored = [to_stored_block(block) for block in turn]
     state = encode_first_state(turn, new.mode)
@@ -363,19 +333,7 @@ def insert_row(
 def create_titled(
     tx: Tx, title: str, *, data: Mapping[str, Any] = EMPTY
 ) -> tuple[ConversationRow, bool]:
-    """Create a conversation with a title, unless there is one: several callers all get the same.
-
-    Args:
-        tx: The transaction.
-        title: The title.
-        data: JSON data of the application, for a new conversation.
-
-    Returns:
-        The first conversation with this title, and whether it was created by this call.
-
-    Raises:
-        InvalidSetting: A value is not allowed.
-    """
+    """Create a conversation with a title, unless there is one: several callers all get the same."""
     new = new_row(title, data=data)
     lock_names(tx)
     row = select_titled(tx, title)
@@ -383,15 +341,7 @@ def create_titled(
 
 
 def create_all(tx: Tx, chats: Sequence[Sequence[Block]]) -> list[ConversationRow]:
-    """Create a conversation for each list of blocks, all or none of them.
-
-    Args:
-        tx: The transaction.
-        chats: The blocks that each conversation begins with.
-
-    Returns:
-        The rows of the new conversations.
-    """
+    """Create a conversation for each list of blocks, all or none of them."""
     return [insert_row(tx, new_row(), blocks) for blocks in chats]
 
 
@@ -400,25 +350,7 @@ def update_with(
     name: str | ConversationRow,
     compute: Callable[[ConversationRow], Mapping[str, Any]],
 ) -> ConversationRow:
-    """Change members of a conversation that depend on their present values, in one transaction.
-
-    Example:
-        await store.update_with(row, lambda row: {"tags": (*row.tags, "new")})
-
-    Args:
-        tx: The transaction.
-        name: Its id or its row.
-        compute: Returns the members to change, under their names in `update`. It is called with the
-            current row in the thread of the database, again if the transaction is repeated. None is the default
-            of ``mode``, ``retention`` and ``ttl``, and leaves any other member as it is.
-
-    Returns:
-        The row after the change.
-
-    Raises:
-        NotInStore: There is no such conversation.
-        InvalidSetting: A value is not allowed; ``UnknownSetting`` if there is no member of this name.
-    """
+    """Change members of a conversation that depend on their present values, in one transaction."""
     found = resolve(tx, name)
     lock_tree_shared(tx, found.tree)
     row = resolve(tx, found, tx.dialect.for_update)
@@ -449,17 +381,7 @@ def _drop_own_mode(tx: Tx, row: ConversationRow) -> None:
 def fork_conversation(
     tx: Tx, conversation: ConversationRow, at: int, title: str = ""
 ) -> ConversationRow:
-    """Create a conversation that continues from a node of another, and shares the blocks up to it.
-
-    Args:
-        tx: The transaction.
-        conversation: The conversation to fork.
-        at: The node that becomes the head of the fork.
-        title: The title of the fork.
-
-    Raises:
-        NotInStore: The conversation or the node does not exist, or the conversation is about to be deleted.
-    """
+    """Create a conversation that continues from a node of another, and shares the blocks up to it."""
     require_continuable(tx, conversation)
     get_node(tx, conversation, at)
     new = replace(conversation, id=new_id("conv"), title=validate_title(title))
@@ -473,18 +395,7 @@ def fork_conversation(
 
 
 def move_head(tx: Tx, conversation: ConversationRow, node: Node, *, head: int) -> None:
-    """Move the head to a node.
-
-    Args:
-        tx: The transaction.
-        conversation: The conversation whose head is moved.
-        node: The new head.
-        head: The node at which the head must be.
-
-    Raises:
-        HeadConflict: The head is at another node, and was not moved.
-        NotInStore: The conversation or the node was deleted, or the conversation is about to be deleted.
-    """
+    """Move the head to a node."""
     require_continuable(tx, conversation)
     get_node(tx, conversation, node.id)
     if not swap_head(tx, conversation.number, head, node.id, tx.clock()):
@@ -492,11 +403,7 @@ def move_head(tx: Tx, conversation: ConversationRow, node: Node, *, head: int) -
 
 
 def note_telemetry(tx: Tx, conversation: ConversationRow, node: int, telemetry: Telemetry) -> None:
-    """Record incidents, tool runs and exchanges of a node.
-
-    Raises:
-        NotInStore: The conversation was deleted, or its tree has no such node.
-    """
+    """Record incidents, tool runs and exchanges of a node."""
     get_node(tx, conversation, node)
     insert_telemetry(tx, telemetry, conversation.number, node)
 

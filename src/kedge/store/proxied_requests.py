@@ -144,12 +144,7 @@ _LISTED = _COLUMNS[:-2]
 
 
 def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest]) -> None:
-    """Store requests that were sent through a proxy; bodies only with ``keep_bodies``.
-
-    Args:
-        tx: The transaction.
-        requests: The requests; the newest 10,000 of this namespace are retained.
-    """
+    """Store requests that were sent through a proxy; bodies only with ``keep_bodies``."""
     members = [[getattr(each, name) for name in _COLUMNS] for each in requests]
     rows = [[_to_column(each, tx.body_bytes) for each in row] for row in members]
     tx.run_many(_INSERT, [[*row, tx.namespace] for row in rows])
@@ -172,20 +167,7 @@ def _to_column(value: Any, body_bytes: int) -> Any:
 def list_proxied(
     tx: Tx, *, limit: int = 100, before: int = 0, body_bytes: int = 0
 ) -> list[ProxiedRequest]:
-    """Return requests that were sent through a proxy, newest first, without their responses.
-
-    Args:
-        tx: The transaction.
-        limit: The maximum number of requests.
-        before: The number of the request before which to continue; 0 for the newest.
-        body_bytes: The maximum size of the bodies to read; larger ones are None.
-
-    Returns:
-        The requests.
-
-    Raises:
-        InvalidSetting: The limit is negative.
-    """
+    """Return requests that were sent through a proxy, newest first, without their responses."""
     validate_page(limit)
     rows = tx.rows(
         f"SELECT id, {', '.join(_LISTED)}, CASE WHEN LENGTH(request) <= ? THEN request END "
@@ -196,11 +178,7 @@ def list_proxied(
 
 
 def get_proxied(tx: Tx, number: int) -> ProxiedRequest:
-    """Return one request that was sent through a proxy, with its bodies if they were stored.
-
-    Raises:
-        NotInStore: There is none.
-    """
+    """Return one request that was sent through a proxy, with its bodies if they were stored."""
     query = f"SELECT id, {', '.join(_COLUMNS)} FROM proxied_requests WHERE id = ? AND namespace = ?"
     rows = tx.rows(query, (number, tx.namespace)) if is_row_number(number) else []
     if not rows:

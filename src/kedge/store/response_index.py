@@ -26,18 +26,7 @@ _INSERT_ENTRY = (
 
 
 def claim_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str) -> Claim:
-    """Claim a conversation object of a server for a request; see `kedge.evidence.object_claims`.
-
-    Args:
-        tx: The transaction.
-        scope: The provider, endpoint and account.
-        object_id: The conversation object.
-        last: The last response in the object, as far as the caller knows; empty for a new object.
-        owner: Identifies the process.
-
-    Returns:
-        Whether the object ends with this response, may do so, or is continued by another line of history.
-    """
+    """Claim a conversation object of a server for a request; see `kedge.evidence.object_claims`."""
     name, now = _qualify(tx, f"{scope} {object_id}"), tx.clock()
     # One statement decides, so that exactly one of several concurrent callers gets the claim.
     claimed = tx.run(
@@ -73,9 +62,6 @@ def list_unused_objects(tx: Tx) -> list[UnusedObject]:
     """Return the conversation objects that Kedge made and that no stored line of history continues.
 
     An object whose last request is less than a day old may be in use, unless its conversation was deleted.
-
-    Returns:
-        The objects, the least recently used first.
     """
     found = _select_unused(tx)
     return [each for each in found if each.name == _qualify(tx, f"{each.scope} {each.id}")]
@@ -97,16 +83,7 @@ def _select_unused(tx: Tx) -> list[UnusedObject]:
 
 
 def take_unused_objects(tx: Tx, scope: str, limit: int) -> list[UnusedObject]:
-    """Return unused objects of a server to delete there; from now on they cannot be claimed.
-
-    Args:
-        tx: The transaction.
-        scope: The provider, endpoint and account.
-        limit: The maximum number of objects.
-
-    Returns:
-        The objects, as `list_unused_objects` does, which lists them until `delete_object`.
-    """
+    """Return unused objects of a server to delete there; from now on they cannot be claimed."""
     found = [each for each in list_unused_objects(tx) if each.scope == scope][:limit]
     tx.run_many(
         "UPDATE objects SET last = '', owner = '' WHERE name = ?", [(each.name,) for each in found]

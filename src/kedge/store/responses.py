@@ -107,17 +107,7 @@ def list_responses(
     since: float | None = None,
     until: float | None = None,
 ) -> list[RequestRecord]:
-    """Return responses in the order in which they were stored.
-
-    Args:
-        tx: The transaction.
-        conversation: Only those of this conversation.
-        since: Only those created at or after this time.
-        until: Only those created before this time.
-
-    Raises:
-        InvalidSetting: A time is not finite.
-    """
+    """Return responses in the order in which they were stored."""
     check_times(since=since, until=until)
     filters = {
         "r.conversation = ?": conversation and conversation.number,
@@ -182,18 +172,7 @@ def delete_running(tx: Tx, node: int) -> bool:
 def find_anchors(
     tx: Tx, scope: str, digests: Sequence[str], *, retention: float | None = None
 ) -> list[AnchorRecord]:
-    """Return the completed responses of a scope whose context has one of the digests.
-
-    Args:
-        tx: The transaction.
-        scope: The scope: provider, endpoint and account.
-        digests: Digests of prefixes, longest first; the search stops at the first chunk with a
-            match.
-        retention: Seconds for which the requesting conversation relies on a response.
-
-    Returns:
-        Their anchors, which expire by the shorter of both conversations' retentions.
-    """
+    """Return the completed responses of a scope whose context has one of the digests."""
     for chunk in split_chunks(digests):
         rows = tx.rows(
             f"SELECT {ANCHOR_COLUMNS}, c.retention FROM responses r "

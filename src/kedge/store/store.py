@@ -1,20 +1,14 @@
 """Store: conversations, their blocks and their responses, on SQLite or PostgreSQL.
 
 Every method is one transaction: it is applied completely or not at all, and is durable when the method
-returns. No transaction waits for a model. SQL is in the modules of the tables; this class opens
-transactions and checks that the conversation of a row still exists.
-
-Most methods are functions of a transaction, bound to the class, as in ``children = read(nodes.list_children)``. The
-function defines the parameters, the result and the docstring of the method.
+returns. No transaction waits for a model. SQL is in the modules of the tables, whose functions get the
+transaction; this class opens transactions and checks that the conversation of a row still exists.
 """
 
-import inspect
-import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from msgspec import UNSET, UnsetType
@@ -24,9 +18,10 @@ from kedge._internal.arguments import validate_seconds
 from kedge._internal.event_loops import AsyncResource, SharedLock, SyncFacade, wrap_method
 from kedge.errors import HeadConflict
 from kedge.events.request_record import RequestRecord
+from kedge.evidence import object_claims
 from kedge.planning import Mode
 from kedge.planning.anchor_changes import NO_CHANGES, AnchorChanges
-from kedge.planning.anchors import ConversationState
+from kedge.planning.anchors import AnchorRecord, ConversationState
 from kedge.store import conversations as conversation_table
 from kedge.store import (
     delete,
@@ -48,15 +43,19 @@ from kedge.store.conversations import (
     validate_members,
 )
 from kedge.store.database.transactions import Database, NamespaceDatabase, Tx
+from kedge.store.node_paths import Differences, UnansweredQuestion
 from kedge.store.node_state import encode_node_state
+from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
 from kedge.store.records import (
     NO_TELEMETRY,
+    Claim,
     ConversationRow,
     Damage,
     Hit,
     LoadedPath,
     Node,
     NodeKind,
+    StoredExchange,
     Telemetry,
     new_row,
     require_default_namespace,
@@ -69,61 +68,6 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap
 NO_STATE = ConversationState()
 P = ParamSpec("P")
 T = TypeVar("T")
-_Work = Callable[Concatenate[Tx, P], T]
-
-if TYPE_CHECKING:
-    from types import CoroutineType
-
-    _Method = Callable[Concatenate["Store", P], CoroutineType[Any, Any, T]]
-
-
-def read(work: _Work[P, T]) -> "_Method[P, T]":
-    """Return the method that runs a function of queries."""
-    return _make_method(work, "read", require_conversation)
-
-
-def write(work: _Work[P, T]) -> "_Method[P, T]":
-    """Return the method that runs a function of statements, again after a conflict; it is durable then."""
-    return _make_method(work, "write", lock_conversation)
-
-
-def _make_method(
-    work: _Work[P, T], operation: str, check: Callable[[Tx, ConversationRow], None]
-) -> "_Method[P, T]":
-    """Return a method with the signature and docstring of its function, and the store instead of the transaction.
-
-    If the first parameter is the row of a conversation, the conversation must still exist.
-    """
-    signature = inspect.signature(work)
-    _, *others = signature.parameters.values()
-    has_row = bool(others) and others[0].name == "conversation"
-
-    @wraps(work)
-    async def method(self: "Store", *args: P.args, **kwargs: P.kwargs) -> T:
-        row: Any = kwargs.get("conversation", args[0] if args else None) if has_row else None
-
-        def run_checked(tx: Tx) -> T:
-            if row is not None:
-                check(tx, row)
-            return work(tx, *args, **kwargs)
-
-        return await getattr(self.database, operation)(_bind(self, run_checked))
-
-    store = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    vars(method)["__signature__"] = signature.replace(parameters=[store, *others])
-    method.__doc__ = re.sub(r" *tx: The transaction\.\n", "", work.__doc__ or "")
-    return checked(method)
-
-
-def _bind(store: "Store", work: Callable[[Tx], T]) -> Callable[[Tx], T]:
-    """Return the work of a transaction with the settings of a store."""
-
-    def run(tx: Tx) -> T:
-        tx.clock, tx.scopes = store.clock, store.scope_names
-        tx.body_bytes = store.body_bytes if store.keep_bodies else 0
-        return work(tx)
-
-    return run
 
 
 class Store(AsyncResource):
@@ -184,6 +128,79 @@ class Store(AsyncResource):
         with self._queue_lock:
             return self._queues.setdefault(name, SharedLock())
 
+    # Transactions
+
+    async def read(
+        self, work: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a function of queries against one consistent state.
+
+        Args:
+            work: The function; its first parameter is the transaction.
+            *args: Its other arguments.
+            **kwargs: Its keyword arguments.
+        """
+        return await self.database.read(lambda tx: work(self._bind(tx), *args, **kwargs))
+
+    async def write(
+        self, work: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a function of statements, again after a conflict; the changes are durable then.
+
+        Args:
+            work: The function; its first parameter is the transaction. It has no other effects.
+            *args: Its other arguments.
+            **kwargs: Its keyword arguments.
+        """
+        return await self.database.write(lambda tx: work(self._bind(tx), *args, **kwargs))
+
+    async def read_in(
+        self,
+        conversation: ConversationRow,
+        work: Callable[Concatenate[Tx, ConversationRow, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Run a function of queries about a conversation.
+
+        Raises:
+            NotInStore: The conversation was deleted since its row was read.
+        """
+
+        def read_existing(tx: Tx) -> T:
+            require_conversation(tx, conversation)
+            return work(tx, conversation, *args, **kwargs)
+
+        return await self.read(read_existing)
+
+    async def write_in(
+        self,
+        conversation: ConversationRow,
+        work: Callable[Concatenate[Tx, ConversationRow, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Run a function of statements about a conversation, which nobody can delete meanwhile.
+
+        Raises:
+            NotInStore: The conversation was deleted since its row was read.
+        """
+
+        def write_existing(tx: Tx) -> T:
+            lock_conversation(tx, conversation)
+            return work(tx, conversation, *args, **kwargs)
+
+        return await self.write(write_existing)
+
+    def _bind(self, tx: Tx) -> Tx:
+        """Return a transaction with the settings of this store."""
+        tx.clock = self.clock
+        tx.scopes = self.scope_names
+        tx.body_bytes = self.body_bytes if self.keep_bodies else 0
+        return tx
+
     # Namespaces
 
     @property
@@ -216,25 +233,134 @@ class Store(AsyncResource):
             clock=self.clock,
         )
 
-    namespaces = read(conversation_table.list_namespaces)
-    database_time = read(conversation_table.read_time)
+    @checked
+    async def namespaces(self, *, scheduled: bool = False) -> list[str]:
+        """Return the names of the namespaces that have conversations, without the default one.
+
+        Args:
+            scheduled: Whether to return only those with conversations that are about to be deleted.
+
+        Returns:
+            The names, in alphabetical order.
+
+        Raises:
+            InvalidSetting: This store is bound to a namespace.
+        """
+        return await self.read(conversation_table.list_namespaces, scheduled=scheduled)
+
+    @checked
+    async def database_time(self) -> float:
+        """Return the time of the database's clock, which all processes share, in seconds since 1970."""
+        return await self.read(conversation_table.read_time)
 
     # Servers
 
-    load_evidence = read(response_index.select_evidence)
-    save_evidence = write(response_index.put_evidence)
-    claim_object = write(response_index.claim_object)
-    release_object = write(response_index.release_object)
-    list_unused_objects = read(response_index.list_unused_objects)
-    take_unused_objects = write(response_index.take_unused_objects)
-    delete_object = write(response_index.delete_object)
+    @checked
+    async def load_evidence(self, key: str) -> dict[str, Any] | None:
+        """Return the evidence about the memory of a server; see `kedge.evidence.server_evidence`."""
+        return await self.read(response_index.select_evidence, key)
+
+    @checked
+    async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
+        """Store the evidence about the memory of a server, replacing the previous one."""
+        await self.write(response_index.put_evidence, key, form)
+
+    @checked
+    async def claim_object(
+        self, scope: str, object_id: str, last: str, *, owner: str
+    ) -> object_claims.Claim:
+        """Claim a conversation object of a server for a request; see `kedge.evidence.object_claims`.
+
+        Args:
+            scope: The provider, endpoint and account.
+            object_id: The conversation object.
+            last: The last response in the object, as far as the caller knows; empty for a new object.
+            owner: Identifies the process.
+
+        Returns:
+            Whether the object ends with this response, may do so, or is continued by another line of history.
+        """
+        return await self.write(response_index.claim_object, scope, object_id, last, owner=owner)
+
+    @checked
+    async def release_object(self, scope: str, object_id: str, last: str, *, owner: str) -> None:
+        """Record the last response in a conversation object that ``owner`` has claimed."""
+        await self.write(response_index.release_object, scope, object_id, last, owner=owner)
+
+    @checked
+    async def list_unused_objects(self) -> list[object_claims.UnusedObject]:
+        """Return the conversation objects that Kedge made and that no stored line of history continues.
+
+        An object whose last request is less than a day old may be in use, unless its conversation was deleted.
+
+        Returns:
+            The objects, the least recently used first.
+        """
+        return await self.read(response_index.list_unused_objects)
+
+    @checked
+    async def take_unused_objects(self, scope: str, limit: int) -> list[object_claims.UnusedObject]:
+        """Return unused objects of a server to delete there; from now on they cannot be claimed.
+
+        Args:
+            scope: The provider, endpoint and account.
+            limit: The maximum number of objects.
+
+        Returns:
+            The objects, as `list_unused_objects` does, which lists them until `delete_object`.
+        """
+        return await self.write(response_index.take_unused_objects, scope, limit)
+
+    @checked
+    async def delete_object(self, unused: object_claims.UnusedObject) -> None:
+        """Delete the claim of an unused object that its server has deleted."""
+        await self.write(response_index.delete_object, unused)
 
     # Requests through a proxy
 
-    list_proxied = read(proxied_requests.list_proxied)
-    get_proxied = read(proxied_requests.get_proxied)
-    sum_proxied = read(proxied_requests.sum_proxied)
-    add_proxied = write(proxied_requests.insert_proxied)
+    @checked
+    async def list_proxied(
+        self, *, limit: int = 100, before: int = 0, body_bytes: int = 0
+    ) -> list[ProxiedRequest]:
+        """Return requests that were sent through a proxy, newest first, without their responses.
+
+        Args:
+            limit: The maximum number of requests.
+            before: The number of the request before which to continue; 0 for the newest.
+            body_bytes: The maximum size of the bodies to read; larger ones are None.
+
+        Returns:
+            The requests.
+
+        Raises:
+            InvalidSetting: The limit is negative.
+        """
+        return await self.read(
+            proxied_requests.list_proxied, limit=limit, before=before, body_bytes=body_bytes
+        )
+
+    @checked
+    async def get_proxied(self, number: int) -> ProxiedRequest:
+        """Return one request that was sent through a proxy, with its bodies if they were stored.
+
+        Raises:
+            NotInStore: There is none.
+        """
+        return await self.read(proxied_requests.get_proxied, number)
+
+    @checked
+    async def sum_proxied(self) -> ProxyTotals:
+        """Return the sums over the stored requests that were sent through a proxy."""
+        return await self.read(proxied_requests.sum_proxied)
+
+    @checked
+    async def add_proxied(self, requests: Sequence[ProxiedRequest]) -> None:
+        """Store requests that were sent through a proxy; bodies only with ``keep_bodies``.
+
+        Args:
+            requests: The requests; the newest 10,000 of this namespace are retained.
+        """
+        await self.write(proxied_requests.insert_proxied, requests)
 
     async def export_proxied(self) -> list[str]:
         """Return the requests with complete bodies as lines of JSON, oldest first.
@@ -247,15 +373,144 @@ class Store(AsyncResource):
 
     # Conversations
 
-    conversation = read(conversation_table.get_conversation)
-    conversations = read(conversation_table.list_conversations)
-    update_with = write(nodes.update_with)
-    fork = write(nodes.fork_conversation)
-    schedule_delete = write(conversation_table.schedule_delete)
-    require_continuable = read(conversation_table.require_continuable)
-    list_scheduled = read(conversation_table.list_scheduled)
-    list_expired = read(conversation_table.list_expired)
-    list_older = read(conversation_table.list_older)
+    @checked
+    async def conversation(self, name: str | ConversationRow) -> ConversationRow:
+        """Return the current row of a conversation.
+
+        Args:
+            name: Its id or an earlier row.
+
+        Raises:
+            NotInStore: There is no such conversation.
+        """
+        return await self.read(conversation_table.get_conversation, name)
+
+    @checked
+    async def conversations(
+        self,
+        *,
+        tag: str | None = None,
+        archived: bool | None = False,
+        limit: int = 100,
+        offset: int = 0,
+        since: float | None = None,
+        before: float | None = None,
+    ) -> list[ConversationRow]:
+        """Return conversations, most recently changed first, except those that are about to be deleted.
+
+        Args:
+            tag: Only those with this tag.
+            archived: Only archived ones, or only others; None for all.
+            limit: The maximum number to return.
+            offset: The number to skip.
+            since: Only those that changed last at or after this time.
+            before: Only those that changed last before this time; with the time of the last row of a page,
+                the next page.
+
+        Raises:
+            InvalidSetting: The limit or the offset is negative, or a time is not finite.
+        """
+        return await self.read(
+            conversation_table.list_conversations,
+            tag=tag,
+            archived=archived,
+            limit=limit,
+            offset=offset,
+            since=since,
+            before=before,
+        )
+
+    @checked
+    async def update_with(
+        self, name: str | ConversationRow, compute: Callable[[ConversationRow], Mapping[str, Any]]
+    ) -> ConversationRow:
+        """Change members of a conversation that depend on their present values, in one transaction.
+
+        Example:
+            await store.update_with(row, lambda row: {"tags": (*row.tags, "new")})
+
+        Args:
+            name: Its id or its row.
+            compute: Returns the members to change, under their names in `update`. It is called with the
+                current row in the thread of the database, again if the transaction is repeated. None is the default
+                of ``mode``, ``retention`` and ``ttl``, and leaves any other member as it is.
+
+        Returns:
+            The row after the change.
+
+        Raises:
+            NotInStore: There is no such conversation.
+            InvalidSetting: A value is not allowed; ``UnknownSetting`` if there is no member of this name.
+        """
+        return await self.write(nodes.update_with, name, compute)
+
+    @checked
+    async def fork(
+        self, conversation: ConversationRow, at: int, title: str = ""
+    ) -> ConversationRow:
+        """Create a conversation that continues from a node of another, and shares the blocks up to it.
+
+        Args:
+            conversation: The conversation to fork.
+            at: The node that becomes the head of the fork.
+            title: The title of the fork.
+
+        Raises:
+            NotInStore: The conversation or the node does not exist, or the conversation is about to be deleted.
+        """
+        return await self.write_in(conversation, nodes.fork_conversation, at, title)
+
+    @checked
+    async def schedule_delete(
+        self, name: str | ConversationRow, at: float | None
+    ) -> ConversationRow:
+        """Hide a conversation from lists and searches, to be deleted later; or undo that.
+
+        `delete_expired` deletes it after that time.
+
+        Args:
+            name: Its id or its row.
+            at: When it is deleted, in seconds since 1970; None to retain it.
+
+        Returns:
+            The row after the change.
+
+        Raises:
+            NotInStore: There is no such conversation.
+            InvalidSetting: The time is not finite.
+        """
+        return await self.write(conversation_table.schedule_delete, name, at)
+
+    @checked
+    async def require_continuable(self, conversation: ConversationRow) -> None:
+        """Check that a conversation still exists and is not about to be deleted.
+
+        Args:
+            conversation: The conversation, as it was read.
+
+        Raises:
+            NotInStore: It was deleted, or is about to be deleted.
+        """
+        await self.read_in(conversation, conversation_table.require_continuable)
+
+    @checked
+    async def list_scheduled(self) -> list[ConversationRow]:
+        """Return the conversations that are about to be deleted, the next one first."""
+        return await self.read(conversation_table.list_scheduled)
+
+    @checked
+    async def list_expired(self) -> list[str]:
+        """Return the ids of the conversations that would be deleted; see `Store.delete_expired`."""
+        return await self.read(conversation_table.list_expired)
+
+    @checked
+    async def list_older(self, seconds: float, *, tag: str | None = None) -> list[str]:
+        """Return the ids of the conversations that would be deleted; see `Store.delete_older`.
+
+        Raises:
+            InvalidSetting: The age is not a number of seconds above 0.
+        """
+        return await self.read(conversation_table.list_older, seconds, tag=tag)
 
     async def create(
         self,
@@ -291,9 +546,53 @@ class Store(AsyncResource):
         row = new_row(title, tags=tags, mode=mode, retention=retention, ttl=ttl, data=data, id=id)
         return await self.insert(row, blocks)
 
-    insert = write(nodes.insert_row)
-    create_titled = write(nodes.create_titled)
-    create_all = write(nodes.create_all)
+    @checked
+    async def insert(
+        self, new: ConversationRow, blocks: Turn | Sequence[Block] = ()
+    ) -> ConversationRow:
+        """Create the conversation of a new row, with its first node and the blocks that it begins with.
+
+        Args:
+            new: The row of `new_row`.
+            blocks: Blocks that it begins with, written in the same transaction; of a Turn, its data and anchors, too.
+
+        Returns:
+            The row of the new conversation.
+
+        Raises:
+            InvalidSetting: There is a conversation with this id already.
+        """
+        return await self.write(nodes.insert_row, new, blocks)
+
+    @checked
+    async def create_titled(
+        self, title: str, *, data: Mapping[str, Any] = EMPTY
+    ) -> tuple[ConversationRow, bool]:
+        """Create a conversation with a title, unless there is one: several callers all get the same.
+
+        Args:
+            title: The title.
+            data: JSON data of the application, for a new conversation.
+
+        Returns:
+            The first conversation with this title, and whether it was created by this call.
+
+        Raises:
+            InvalidSetting: A value is not allowed.
+        """
+        return await self.write(nodes.create_titled, title, data=data)
+
+    @checked
+    async def create_all(self, chats: Sequence[Sequence[Block]]) -> list[ConversationRow]:
+        """Create a conversation for each list of blocks, all or none of them.
+
+        Args:
+            chats: The blocks that each conversation begins with.
+
+        Returns:
+            The rows of the new conversations.
+        """
+        return await self.write(nodes.create_all, chats)
 
     @checked
     async def update(
@@ -472,7 +771,7 @@ class Store(AsyncResource):
                 idempotency.record_question(tx, number, key, node.id)
             return node, None if head is None or moved else select_head(tx, number)
 
-        node, elsewhere = await self.database.write(_bind(self, work))
+        node, elsewhere = await self.write(work)
         if response:
             await self._count_response()
         if elsewhere is not None:
@@ -486,56 +785,348 @@ class Store(AsyncResource):
             self._unsummed = 0
             await response_sums.add_pending(self.database)
 
-    move_head = write(nodes.move_head)
-    last_blocks = read(node_paths.load_last_blocks)
-    newest_response = read(node_paths.find_newest_response)
-    node = read(nodes.get_node)
-    find_node = read(nodes.find_node)
-    tree = read(nodes.list_nodes)
-    path = read(node_paths.load_ancestry)
-    children = read(nodes.list_children)
-    pending = read(node_paths.list_pending)
-    unanswered_after = read(node_paths.find_unanswered_after)
-    newest_below = read(nodes.find_newest_below)
-    node_of_response = read(nodes.find_response_node)
-    common_ancestor = read(node_paths.find_common_ancestor)
-    differences = read(node_paths.diff_paths)
+    @checked
+    async def move_head(self, conversation: ConversationRow, node: Node, *, head: int) -> None:
+        """Move the head to a node.
 
-    load = read(node_paths.load_path)
-    load_short = read(node_paths.load_short_path)
-    load_turn = read(node_paths.load_turn)
+        Args:
+            conversation: The conversation whose head is moved.
+            node: The new head.
+            head: The node at which the head must be.
+
+        Raises:
+            HeadConflict: The head is at another node, and was not moved.
+            NotInStore: The conversation or the node was deleted, or the conversation is about to be deleted.
+        """
+        await self.write_in(conversation, nodes.move_head, node, head=head)
+
+    @checked
+    async def last_blocks(
+        self, conversation: ConversationRow, count: int, node: int | None = None
+    ) -> tuple[Block, ...]:
+        """Return the last blocks on the path to a node, without reading the others.
+
+        Args:
+            conversation: A conversation on the node's tree.
+            count: The maximum number of blocks.
+            node: The node; by default the head when the row was read.
+
+        Raises:
+            InvalidSetting: The number of blocks is not an integer of at least 0.
+            NotInStore: The conversation was deleted, or its tree has no such node.
+            StoreDamaged: A stored block cannot be read.
+        """
+        return await self.read_in(conversation, node_paths.load_last_blocks, count, node)
+
+    @checked
+    async def newest_response(
+        self, conversation: ConversationRow, node: int | None = None
+    ) -> RequestRecord | None:
+        """Return the newest response on the path to a node, or None if there is none.
+
+        Args:
+            conversation: A conversation on the node's tree.
+            node: The node; by default the head when the row was read.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+        return await self.read_in(conversation, node_paths.find_newest_response, node)
+
+    @checked
+    async def node(self, conversation: ConversationRow, node: int | None = None) -> Node:
+        """Return a node of the conversation's tree, by default the head when the row was read.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+        return await self.read_in(conversation, nodes.get_node, node)
+
+    @checked
+    async def find_node(self, conversation: ConversationRow, at: int | str = "head") -> Node:
+        """Return the node at a position of the conversation's tree.
+
+        Args:
+            conversation: A conversation on the tree.
+            at: A node number, the provider's id of a response, or ``head``, which is the default: the head
+                when the row was read. A text is never a node number: some servers count their responses.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node or response.
+        """
+        return await self.read_in(conversation, nodes.find_node, at)
+
+    @checked
+    async def tree(self, conversation: ConversationRow) -> list[Node]:
+        """Return every node of the conversation's tree in order, including those of its forks."""
+        return await self.read_in(conversation, nodes.list_nodes)
+
+    @checked
+    async def path(
+        self, conversation: ConversationRow, node: int | None = None, *, limit: int | None = None
+    ) -> list[Node]:
+        """Return the nodes from the root to a node (by default the head when the row was read).
+
+        Args:
+            conversation: A conversation on the node's tree.
+            node: The node; by default the head when the row was read.
+            limit: Return only the last nodes of the path.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+        return await self.read_in(conversation, node_paths.load_ancestry, node, limit=limit)
+
+    @checked
+    async def children(self, conversation: ConversationRow, node: int) -> list[Node]:
+        """Return the nodes that continue from a node, of all conversations on the tree, in order.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+        return await self.read_in(conversation, nodes.list_children, node)
+
+    @checked
+    async def pending(self, conversation: ConversationRow) -> list[Node]:
+        """Return the questions of a conversation that have no answer, oldest first.
+
+        They are in progress, or were interrupted while the model answered or a tool ran.
+        """
+        return await self.read_in(conversation, node_paths.list_pending)
+
+    @checked
+    async def unanswered_after(
+        self, conversation: ConversationRow, node: int
+    ) -> list[UnansweredQuestion]:
+        """Return those of the pending questions that follow directly after a node, or are this node.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+        return await self.read_in(conversation, node_paths.find_unanswered_after, node)
+
+    @checked
+    async def newest_below(self, conversation: ConversationRow, node: int) -> Node:
+        """Return the newest node that follows from a question and did not fail: itself, tool results, or an answer."""
+        return await self.read_in(conversation, nodes.find_newest_below, node)
+
+    @checked
+    async def node_of_response(
+        self, conversation: ConversationRow, response_id: str
+    ) -> Node | None:
+        """Return the newest node of the response with this provider's id, if there is one."""
+        return await self.read_in(conversation, nodes.find_response_node, response_id)
+
+    @checked
+    async def common_ancestor(self, conversation: ConversationRow, left: int, right: int) -> Node:
+        """Return the newest node that is on the paths to both nodes."""
+        return await self.read_in(conversation, node_paths.find_common_ancestor, left, right)
+
+    @checked
+    async def differences(
+        self, conversation: ConversationRow, left: int, right: int
+    ) -> Differences:
+        """Return the blocks of each of two paths after their common prefix."""
+        return await self.read_in(conversation, node_paths.diff_paths, left, right)
+
+    @checked
+    async def load(self, conversation: ConversationRow, node: int | None = None) -> LoadedPath:
+        """Return the blocks and the anchors on the path to a node.
+
+        Args:
+            conversation: A conversation on the node's tree.
+            node: The node; by default the head when the row was read.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+            StoreDamaged: A stored block cannot be read.
+        """
+        return await self.read_in(conversation, node_paths.load_path, node)
+
+    @checked
+    async def load_short(self, conversation: ConversationRow, max_blocks: int) -> LoadedPath | Node:
+        """Return the path to the head when the row was read, or only its node if the path is long.
+
+        Args:
+            conversation: The conversation.
+            max_blocks: The maximum number of blocks of a path that is loaded.
+
+        Raises:
+            NotInStore: The conversation was deleted.
+            StoreDamaged: A stored block cannot be read.
+        """
+        return await self.read_in(conversation, node_paths.load_short_path, max_blocks)
+
+    @checked
+    async def load_turn(
+        self, conversation: ConversationRow, node: int, *, known: Node, turn: Turn
+    ) -> tuple[Node, Turn]:
+        """Return a node and its Turn, reading only the blocks that the Turn of a known node does not have.
+
+        Args:
+            conversation: A conversation on the node's tree.
+            node: The node.
+            known: Another node of the tree.
+            turn: The Turn at the known node.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+            StoreDamaged: A stored block cannot be read.
+        """
+        return await self.read_in(conversation, node_paths.load_turn, node, known=known, turn=turn)
 
     def load_sync(self, conversation: ConversationRow, node: int) -> LoadedPath:
         """Do the same as `load` from synchronous code; blocks the calling thread."""
 
         def work(tx: Tx) -> LoadedPath:
             require_conversation(tx, conversation)
-            return node_paths.load_path(tx, conversation, node)
+            return node_paths.load_path(self._bind(tx), conversation, node)
 
-        return self.database.read_sync(_bind(self, work))
+        return self.database.read_sync(work)
 
     # Responses
 
-    responses = read(response_table.list_responses)
-    candidates = read(response_table.find_anchors)
-    mark_lost = write(response_table.mark_lost)
+    @checked
+    async def responses(
+        self,
+        conversation: ConversationRow | None = None,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> list[RequestRecord]:
+        """Return responses in the order in which they were stored.
+
+        Args:
+            conversation: Only those of this conversation.
+            since: Only those created at or after this time.
+            until: Only those created before this time.
+
+        Raises:
+            InvalidSetting: A time is not finite.
+        """
+        if conversation is None:
+            return await self.read(response_table.list_responses, since=since, until=until)
+        return await self.read_in(
+            conversation, response_table.list_responses, since=since, until=until
+        )
+
+    @checked
+    async def candidates(
+        self, scope: str, digests: Sequence[str], *, retention: float | None = None
+    ) -> list[AnchorRecord]:
+        """Return the completed responses of a scope whose context has one of the digests.
+
+        Args:
+            scope: The scope: provider, endpoint and account.
+            digests: Digests of prefixes, longest first; the search stops at the first chunk with a
+                match.
+            retention: Seconds for which the requesting conversation relies on a response.
+
+        Returns:
+            Their anchors, which expire by the shorter of both conversations' retentions.
+        """
+        return await self.read(response_table.find_anchors, scope, digests, retention=retention)
+
+    @checked
+    async def mark_lost(self, record: AnchorRecord, reason: str) -> bool:
+        """Record that the provider no longer has a response; return whether that is new."""
+        return await self.write(response_table.mark_lost, record, reason)
 
     # Idempotency
 
-    claim = write(idempotency.acquire_claim)
-    find_claim = read(idempotency.find_claim)
-    renew = write(idempotency.renew_claim)
-    settle = write(idempotency.record_answer)
+    @checked
+    async def claim(
+        self,
+        conversation: ConversationRow,
+        key: str,
+        *,
+        request_hash: bytes,
+        owner: str,
+        lease: float,
+    ) -> Claim:
+        """Claim the turn with an idempotency key, unless another caller runs it or it is done.
+
+        Args:
+            conversation: The conversation of the turn.
+            key: The idempotency key.
+            request_hash: A hash of the request; it must be the same for every use of the key.
+            owner: The caller's id.
+            lease: Seconds for which the claim is valid, by the database's clock.
+
+        Returns:
+            The claim: that of the caller, of another caller, or of a completed turn.
+
+        Raises:
+            KeyReused: The key belongs to another request.
+            NotInStore: The conversation was deleted.
+        """
+        return await self.write_in(
+            conversation,
+            idempotency.acquire_claim,
+            key,
+            request_hash=request_hash,
+            owner=owner,
+            lease=lease,
+        )
+
+    @checked
+    async def find_claim(self, conversation: ConversationRow, key: str) -> Claim | None:
+        """Return the claim on the turn with an idempotency key, if the key was used; the caller does not own it."""
+        return await self.read_in(conversation, idempotency.find_claim, key)
+
+    @checked
+    async def renew(
+        self, conversation: ConversationRow, key: str, *, owner: str, lease: float
+    ) -> bool:
+        """Extend the claim of ``owner`` by ``lease`` seconds from now, or release it with 0.
+
+        A released claim without a stored question is deleted: nothing was sent, and its key may be used for another
+        message.
+
+        Returns:
+            Whether the claim was still the caller's.
+
+        Raises:
+            NotInStore: The conversation was deleted.
+        """
+        return await self.write_in(
+            conversation, idempotency.renew_claim, key, owner=owner, lease=lease
+        )
+
+    @checked
+    async def settle(self, conversation: ConversationRow, key: str, answer: int) -> None:
+        """Record which node is the answer to the turn with this key, which completes it.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+        await self.write_in(conversation, idempotency.record_answer, key, answer)
 
     # Telemetry
 
-    exchanges = read(response_table.list_exchanges)
+    @checked
+    async def exchanges(self, conversation: ConversationRow) -> list[StoredExchange]:
+        """Return the stored requests and replies of a conversation in order; see ``keep_bodies``."""
+        return await self.read_in(conversation, response_table.list_exchanges)
 
-    note = write(nodes.note_telemetry)
+    @checked
+    async def note(self, conversation: ConversationRow, node: int, telemetry: Telemetry) -> None:
+        """Record incidents, tool runs and exchanges of a node.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+        await self.write_in(conversation, nodes.note_telemetry, node, telemetry)
 
     # Search, export, import, maintenance
 
-    export = read(import_export.export_conversation)
+    @checked
+    async def export(self, conversation: ConversationRow) -> str:
+        """Return a conversation as lines of JSON: its tree with blocks, anchors and telemetry.
+
+        These are the nodes that it added and their ancestors.
+        """
+        return await self.read_in(conversation, import_export.export_conversation)
 
     @checked
     async def search(
@@ -636,7 +1227,9 @@ class Store(AsyncResource):
         require_default_namespace(self.namespace, "verify")
         return await verify.check_store(self.database)
 
-    _delete_old_objects = write(response_index.delete_old_objects)
+    async def _delete_old_objects(self) -> None:
+        """Delete the claims of objects that others made and no request used for long, and of too many unused ones."""
+        await self.write(response_index.delete_old_objects)
 
     async def _intern_scope(self, name: str) -> int:
         """Return the number of a scope, which never changes once it is stored."""

@@ -17,10 +17,16 @@ from kedge.store.conversations import HAS_TAG, select_conversations
 from kedge.store.database.transactions import Tx, join_filters, marks
 from kedge.store.node_paths import find_unanswered, load_bodies
 from kedge.store.nodes import get_node, select_question_previews
-from kedge.store.records import FAILED_SQL, ConversationRow, has_failed, validate_page
+from kedge.store.records import (
+    FAILED_SQL,
+    ConversationRow,
+    StoredExchange,
+    has_failed,
+    validate_page,
+)
 from kedge.store.response_sums import ALL_DAYS
 from kedge.store.responses import select_node_exchanges
-from kedge.store.store import read
+from kedge.store.store import Store
 from kedge.store.stored_blocks import (
     PREVIEW_CHARS,
     decode_blocks,
@@ -102,9 +108,8 @@ class ConversationSummary(Struct, frozen=True):
     """The status of the newest question at the head, if it has no answer: pending, failed or cancelled."""
 
 
-@read
-def list_summaries(
-    tx: Tx,
+async def list_summaries(
+    store: Store,
     *,
     show: ListFilter = "active",
     order: ListOrder = "newest",
@@ -121,7 +126,7 @@ def list_summaries(
     """Return a page of conversations, and the total number of matches.
 
     Args:
-        tx: The transaction.
+        store: The store.
         show: Which conversations to list.
         order: Their order.
         ids: List only these.
@@ -139,12 +144,6 @@ def list_summaries(
     """
     validate_page(limit, offset)
     check_times(since=since, until=until)
-    filters: dict[str, Any] = {
-        _HAS_MODEL: model,
-        HAS_TAG: tag,
-        "c.updated_at >= ?": since,
-        "c.updated_at < ?": until,
-    }
     conditions = [_CONDITIONS[show], "c.namespace = ?"]
     if started:
         conditions.append(_STARTED)
@@ -152,21 +151,40 @@ def list_summaries(
         conditions.append("c.delete_at IS NULL")
     if ids is not None:
         conditions.append(f"c.id IN ({marks(ids)})" if ids else "1 = 0")
+    filters: dict[str, Any] = {
+        _HAS_MODEL: model,
+        HAS_TAG: tag,
+        "c.updated_at >= ?": since,
+        "c.updated_at < ?": until,
+    }
     where, values = join_filters(" AND ".join(conditions), filters)
-    selected = (tx.namespace, *(ids or ()), *values)
+    return await store.read(
+        _select_page, where, [*(ids or ()), *values], order, limit=limit, offset=offset
+    )
+
+
+def _select_page(
+    tx: Tx, where: str, values: Sequence[Any], order: ListOrder, *, limit: int, offset: int
+) -> tuple[list[ConversationSummary], int]:
+    """Return a page of the conversations that meet a condition, whose first placeholder is the namespace."""
+    values = (tx.namespace, *values)
+    ((total,),) = tx.rows(f"SELECT COUNT(*) FROM conversations c WHERE {where}", values)
     join, sort = _SORTS[order]
-    total = tx.rows(f"SELECT COUNT(*) FROM conversations c WHERE {where}", selected)[0][0]
+    joined = (tx.namespace,) if join else ()
     rows = select_conversations(
         tx,
         f"{join} WHERE {where} ORDER BY {sort} LIMIT ? OFFSET ?",
-        (*((tx.namespace,) if join else ()), *selected, limit, offset),
+        (*joined, *values, limit, offset),
     )
     return _build_summaries(tx, rows), total
 
 
-@read
-def list_labels(tx: Tx) -> tuple[list[str], list[str]]:
+async def list_labels(store: Store) -> tuple[list[str], list[str]]:
     """Return the tags and the models of a store's conversations, for filters."""
+    return await store.read(_select_labels)
+
+
+def _select_labels(tx: Tx) -> tuple[list[str], list[str]]:
     tags = tx.rows(
         f"SELECT tag FROM tags WHERE {_OWN_ROWS} GROUP BY tag ORDER BY COUNT(*) DESC, tag LIMIT 200",
         (tx.namespace,),
@@ -180,9 +198,12 @@ def list_labels(tx: Tx) -> tuple[list[str], list[str]]:
     return [tag for (tag,) in tags], [model for (model,) in models]
 
 
-@read
-def find_by_title(tx: Tx, text: str, limit: int) -> list[str]:
+async def find_by_title(store: Store, text: str, limit: int) -> list[str]:
     """Return the ids of conversations whose title contains this text."""
+    return await store.read(_select_titled, text, limit)
+
+
+def _select_titled(tx: Tx, text: str, limit: int) -> list[str]:
     query = (
         "SELECT c.id FROM conversations c WHERE c.namespace = ? "
         "AND LOWER(c.title) LIKE ? ESCAPE '!' LIMIT ?"
@@ -196,12 +217,17 @@ def _contains(text: str) -> str:
     return f"%{escaped}%"
 
 
-load_exchanges = read(select_node_exchanges)
+async def load_exchanges(store: Store, node: int) -> list[StoredExchange]:
+    """Return the stored requests and replies for a node, in order."""
+    return await store.read(select_node_exchanges, node)
 
 
-@read
-def load_attached(tx: Tx, conversation: ConversationRow, block_id: str) -> list[Block]:
+async def load_attached(store: Store, conversation: ConversationRow, block_id: str) -> list[Block]:
     """Return the blocks of a tree that have this id; after an edit there can be several."""
+    return await store.read_in(conversation, _select_attached, block_id)
+
+
+def _select_attached(tx: Tx, conversation: ConversationRow, block_id: str) -> list[Block]:
     query = (
         "SELECT DISTINCT b.id, b.body FROM blocks b JOIN links l ON l.block = b.id "
         "JOIN nodes n ON n.id = l.branch WHERE b.id_hash = ? AND n.tree = ? ORDER BY b.id"
@@ -210,9 +236,12 @@ def load_attached(tx: Tx, conversation: ConversationRow, block_id: str) -> list[
     return [block for block in decode_blocks([body for _, body in rows]) if block.id == block_id]
 
 
-@read
-def get_revision(tx: Tx) -> tuple[int, int]:
+async def get_revision(store: Store) -> tuple[int, int]:
     """Return two numbers that change with every new response or incident."""
+    return await store.read(_select_revision)
+
+
+def _select_revision(tx: Tx) -> tuple[int, int]:
     query = f"SELECT COALESCE(MAX({{}}), 0) FROM {{}} WHERE {_OWN_ROWS}"
     ((newest,),) = tx.rows(query.format("node", "responses"), (tx.namespace,))
     ((incident,),) = tx.rows(query.format("id", "incidents"), (tx.namespace,))

@@ -13,7 +13,7 @@ from kedge.store.node_paths import describe_edits
 from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree
 from kedge.store.records import ANSWERED_STATUSES, ConversationRow, Node
 from kedge.store.responses import select_responses
-from kedge.store.store import read
+from kedge.store.store import Store
 from kedge.store.stored_blocks import decode_blocks, preview_body
 from kedge.turns import AssistantBlock, Block, UserBlock
 
@@ -40,21 +40,24 @@ class StoredTree(msgspec.Struct, frozen=True):
     edits: Mapping[int, str] = {}
 
 
-@read
-def read_tree(tx: Tx, conversation: ConversationRow) -> StoredTree:
+async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
     """Return the complete tree of a conversation, including forks."""
+    return await store.read_in(conversation, _select_tree)
+
+
+def _select_tree(tx: Tx, conversation: ConversationRow) -> StoredTree:
     responses = select_responses(tx, "WHERE n.tree = ?", (conversation.tree,))
     bodies = select_question_previews(tx, conversation.tree)
+    previews = {
+        node: preview_body(body, UserBlock, AssistantBlock) for node, body in bodies.items()
+    }
     nodes = select_tree(tx, conversation.tree)
     return StoredTree(
         conversation,
         tuple(nodes),
-        {row.node: row for row in responses},
-        {
-            node: preview_body(body, UserBlock, AssistantBlock) or ""
-            for node, body in bodies.items()
-        },
-        describe_edits(tx, conversation.tree, {node.id: node for node in nodes}),
+        responses={row.node: row for row in responses},
+        questions={node: preview or "" for node, preview in previews.items()},
+        edits=describe_edits(tx, conversation.tree, {node.id: node for node in nodes}),
     )
 
 
@@ -136,11 +139,18 @@ def name_answer_models(
     return names
 
 
-@read
-def load_last_blocks(tx: Tx, conversation: ConversationRow) -> Mapping[int, Block]:
+async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mapping[int, Block]:
     """Return the last block that each node of a tree added; nodes that added none are omitted."""
+    return await store.read_in(conversation, _select_last_blocks)
+
+
+def _select_last_blocks(tx: Tx, conversation: ConversationRow) -> Mapping[int, Block]:
     bodies = select_last_bodies(tx, conversation.tree)
     return dict(zip(bodies, decode_blocks(list(bodies.values())), strict=True))
 
 
-list_tree_conversations = read(conversations.list_tree_conversations)
+async def list_tree_conversations(
+    store: Store, conversation: ConversationRow
+) -> list[ConversationRow]:
+    """Return the conversations on the tree, in the order of their creation: this one, its forks and its origin."""
+    return await store.read_in(conversation, conversations.select_tree_conversations)
