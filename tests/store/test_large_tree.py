@@ -84,7 +84,7 @@ async def test_number_of_statements_is_bounded(large: Large) -> None:
             lambda sql: counted.append(sql) if "SELECT" in sql[:200] else None
         )
 
-    connections = store.database._connections  # type: ignore[attr-defined]
+    connections = store.database._connections.opened  # type: ignore[attr-defined]
     for connection in connections:
         trace(connection)
     for call, maximum in (

@@ -136,14 +136,12 @@ class PostgresConnections:
     """
 
     def __init__(self, url: str, limit: int) -> None:
-        self._url, self._limit = url, limit
+        self._url = url
+        self._limit = limit
         self._connect_error: psycopg.Error | None = None
         self._was_connected = False
         self._is_closed = False
-        self._start()
-
-    def _start(self) -> None:
-        self._permits = _Permits(self._limit)
+        self._permits = _Permits(limit)
         self._idle: deque[PostgresConnection] = deque()
         # For a pool that is not closed.
         self._close_idle = weakref.finalize(self, _close_all, self._idle)
@@ -152,7 +150,9 @@ class PostgresConnections:
         """Begin without connections, in a forked process."""
         self._close_idle.detach()
         inherited.append(self._idle)
-        self._start()
+        self._permits = _Permits(self._limit)
+        self._idle = deque()
+        self._close_idle = weakref.finalize(self, _close_all, self._idle)
 
     def acquire(self, wait_until: float) -> PostgresConnection:
         """Return a connection that the server has not closed.
@@ -213,7 +213,8 @@ class PostgresConnections:
                     raise
                 time.sleep(pause)
             else:
-                self._connect_error, self._was_connected = None, True
+                self._connect_error = None
+                self._was_connected = True
                 return connection
 
 

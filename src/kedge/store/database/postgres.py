@@ -292,7 +292,8 @@ class PostgresDatabase(Database):
 
     def _to_store_error(self, error: "psycopg.Error") -> StoreError | InvalidSetting:
         """Return our error for an error of the driver, whose message may contain the password."""
-        state, where = error.sqlstate or "", self._safe_url()
+        state = error.sqlstate or ""
+        where = self._safe_url()
         if isinstance(error, self._driver.DataError) and "NUL" in str(error):
             return InvalidSetting("a value contains a NUL character; remove it")
         for length in (5, 3, 2):

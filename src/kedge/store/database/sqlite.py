@@ -107,33 +107,24 @@ class SQLiteDatabase(Database):
     dialect = SQLITE
 
     def __init__(self, path: str, *, wait_seconds: float = 10.0, read_only: bool = False) -> None:
-        self.path = self.name = path
+        self.path = path
+        self.name = path
         self._wait_seconds = wait_seconds
         self._read_only = read_only
         self._options = "mode=ro" if read_only else "mode=rwc"
         self._files = OpenFiles("" if path == MEMORY else path)
         self._has_failed_to_write = False
-        self._start_connections()
+        in_memory = path == MEMORY
+        self._connections = _Connections(in_memory=in_memory)
+        self._locks = _Locks()
         self.writers = Workers(1, "kedge-store-writer")
-        alone = path == MEMORY
-        self.readers = self.writers if alone else Workers(MAX_READERS, "kedge-store-reader")
-        self._has_inline = not (alone or read_only)
-        self._start_locks()
+        self.readers = self.writers
+        if not in_memory:
+            self.readers = Workers(MAX_READERS, "kedge-store-reader")
+        self._has_inline = not (in_memory or read_only)
         self._is_closed = False
         self._journal_is_pending = False
         open_databases.add(self)
-
-    def _start_connections(self) -> None:
-        self._connections: list[sqlite3.Connection] = []
-        # The connection of each thread; a database in memory has one thread.
-        self._local: Any = SimpleNamespace() if self.path == MEMORY else threading.local()
-        self._inline = SimpleNamespace()
-        # For a store that is not closed. At the end of the program, later finalizers run first: the threads stop.
-        self._close_connections = weakref.finalize(self, _close_all, self._connections)
-
-    def _start_locks(self) -> None:
-        self._write_lock, self._inline_lock = threading.Lock(), threading.Lock()
-        self._use_lock, self._uses = threading.Lock(), 0
 
     def suspend(self) -> None:
         """Wait until no transaction runs, and close the connections.
@@ -142,28 +133,31 @@ class SQLiteDatabase(Database):
         connections of the new process would not lock the file, and the other one could delete the journal in use.
         """
         deadline = time.monotonic() + self._wait_seconds
-        self._use_lock.acquire()
-        while self._uses and time.monotonic() < deadline:
-            self._use_lock.release()
+        locks = self._locks
+        locks.use.acquire()
+        while locks.uses and time.monotonic() < deadline:
+            locks.use.release()
             time.sleep(SUSPEND_SECONDS)
-            self._use_lock.acquire()
-        if not self._uses and self.path != MEMORY:
-            self._close_connections()
+            locks.use.acquire()
+        if not locks.uses and self.path != MEMORY:
+            self._connections.close()
             self._files.forget_journal()
-            self._start_connections()
+            self._connections = _Connections()
 
     def resume(self) -> None:
         """Allow transactions again."""
-        self._use_lock.release()
+        self._locks.use.release()
 
     def restart(self) -> None:
         """Begin without threads and connections, in a forked process; a database in memory was copied to it."""
         if self.path != MEMORY:
-            self._close_connections.detach()
-            inherited.append(self._connections)  # those of transactions that did not end in time
+            self._connections.close.detach()
+            inherited.append(
+                self._connections.opened
+            )  # those of transactions that did not end in time
             self._files.forget_journal()
-            self._start_connections()
-        self._start_locks()
+            self._connections = _Connections()
+        self._locks = _Locks()
         super().restart()
 
     # A thread costs more than the work here: a lookup or an insertion takes 20 to 50 microseconds,
@@ -175,20 +169,20 @@ class SQLiteDatabase(Database):
     @property
     def can_run_inline(self) -> bool:
         """Whether small transactions may run in the calling thread, because this process is not writing."""
-        return self._has_inline and not self._write_lock.locked()
+        return self._has_inline and not self._locks.write.locked()
 
     def read_inline(self, work: Callable[[Tx], T]) -> T:
         """Run queries in the calling thread, each on the newest state."""
         if not self._has_inline:
             return self.read_sync(work)
-        with OperationTimer("read"), self._inline_lock:
+        with OperationTimer("read"), self._locks.inline:
             return self._run_inline(lambda connection: work(_SQLiteTx(connection.cursor())))
 
     def write_inline(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the calling thread; it survives a crash of the process, not a power failure."""
         if not self._has_inline:
             return self.write_sync(work)
-        with OperationTimer("write"), self._write_lock, self._inline_lock:
+        with OperationTimer("write"), self._locks.write, self._locks.inline:
             return self._run_inline(lambda connection: self._run_to_write(connection, work))
 
     def _run_inline(self, run_on: Callable[[sqlite3.Connection], T]) -> T:
@@ -205,7 +199,7 @@ class SQLiteDatabase(Database):
 
     def run_write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the calling thread, also before the schema is current."""
-        with self._use_connection() as connection, self._write_lock:
+        with self._use_connection() as connection, self._locks.write:
             try:
                 return self._run_to_write(connection, work)
             except sqlite3.IntegrityError:
@@ -225,7 +219,7 @@ class SQLiteDatabase(Database):
             await self.writers.run(self._check_writing, None)
 
     def _check_writing(self, _: object) -> None:
-        with self._use_connection() as connection, self._write_lock:
+        with self._use_connection() as connection, self._locks.write:
             check_writing(connection)
         self._has_failed_to_write = False
 
@@ -242,14 +236,14 @@ class SQLiteDatabase(Database):
 
         Then the journal is emptied if a reader prevented it after a deletion.
         """
-        with self._use_lock:
-            self._uses += 1
-        holder = self._inline if inline else self._local
+        locks = self._locks
+        with locks.use:
+            locks.uses += 1
         try:
             self._files.check()
-            connection = getattr(holder, "connection", None)
+            connection = self._connections.find(inline=inline)
             if connection is None:
-                connection = holder.connection = self._connect(inline=inline)
+                connection = self._connect(inline=inline)
             yield connection
             if self._journal_is_pending and not inline:
                 connection.execute("PRAGMA busy_timeout = 0")
@@ -266,16 +260,16 @@ class SQLiteDatabase(Database):
                 self._has_failed_to_write = True
             raise failure from error
         finally:
-            with self._use_lock:
-                self._uses -= 1
+            with locks.use:
+                locks.uses -= 1
 
     def close(self) -> None:
         """Stop the threads, then close their connections."""
         self.writers.close()
         self.readers.close()
-        with self._inline_lock:
+        with self._locks.inline:
             self._is_closed = True
-            self._close_connections()
+            self._connections.close()
 
     def _connect(self, *, inline: bool = False) -> sqlite3.Connection:
         def connect() -> sqlite3.Connection:
@@ -287,7 +281,7 @@ class SQLiteDatabase(Database):
                 checkpoint_pages=0 if inline else CHECKPOINT_PAGES,
                 read_only=self._read_only,
             )
-            self._connections.append(connection)
+            self._connections.add(connection, inline=inline)
             self._files.record(has_journal=not self._read_only)
             return connection
 
@@ -299,7 +293,8 @@ class SQLiteDatabase(Database):
             # file may be read as it is, unless there is a journal with newer content.
             if is_new or _primary_code(error) not in _READ_ONLY_CODES or _has_journal(self.path):
                 raise
-            self._read_only, self._options = True, "mode=ro&immutable=1"
+            self._read_only = True
+            self._options = "mode=ro&immutable=1"
             return connect()
 
 
@@ -346,6 +341,47 @@ def open_connection(
         connection.close()
         raise
     return connection
+
+
+class _Connections:
+    """The open connections to a database: one of each thread, and one for small transactions in calling threads.
+
+    Args:
+        in_memory: Whether the database is in memory, which has a single thread and connection.
+    """
+
+    def __init__(self, *, in_memory: bool = False) -> None:
+        self.opened: list[sqlite3.Connection] = []
+        self._of_thread: Any = SimpleNamespace() if in_memory else threading.local()
+        self._inline: sqlite3.Connection | None = None
+        # Also for a store that is not closed. At the end of the program, threads end before finalizers run.
+        self.close = weakref.finalize(self, _close_all, self.opened)
+
+    def find(self, *, inline: bool) -> sqlite3.Connection | None:
+        """Return the connection for small transactions, or that of this thread, if it is open."""
+        return self._inline if inline else getattr(self._of_thread, "connection", None)
+
+    def add(self, connection: sqlite3.Connection, *, inline: bool) -> None:
+        """Add the connection for small transactions, or that of this thread."""
+        self.opened.append(connection)
+        if inline:
+            self._inline = connection
+        else:
+            self._of_thread.connection = connection
+
+
+class _Locks:
+    """The locks of a database in this process."""
+
+    def __init__(self) -> None:
+        self.write = threading.Lock()
+        """Held by the transaction that writes."""
+        self.inline = threading.Lock()
+        """Held by whoever uses the connection for small transactions."""
+        self.use = threading.Lock()
+        """Held while `uses` changes, and while this process is forked."""
+        self.uses = 0
+        """The number of transactions that use a connection."""
 
 
 def _close_all(connections: list[sqlite3.Connection]) -> None:
