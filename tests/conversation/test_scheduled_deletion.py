@@ -12,7 +12,7 @@ from kedge.errors import NotInStore
 from kedge.events import TextDelta
 from kedge.events.run import RequestSent
 from kedge.store import Store, open_store
-from kedge.store.nodes import COMPLETING_KINDS
+from kedge.store.append import COMPLETING_KINDS
 from kedge.testing import TestServer
 from store.sample_conversations import count_rows, create_conversation
 

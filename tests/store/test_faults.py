@@ -252,7 +252,10 @@ def test_unreferenced_database_stops_its_threads(tmp_path: Path) -> None:
     assert {thread.name for thread in threads} >= {"kedge-store-writer_0", "kedge-store-reader_0"}
     del database
     gc.collect()
-    assert not any(thread.is_alive() for thread in threads if "kedge-store" in thread.name)
+    for thread in threads:
+        if "kedge-store" in thread.name:
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 async def test_new_file_is_private(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from kedge import user
 from kedge.store import ConversationRow, Store, open_store
+from kedge.store.append import insert_node
 from kedge.store.database.transactions import Tx
-from kedge.store.nodes import get_node, insert_node
+from kedge.store.nodes import get_node
 from kedge.store.stored_blocks import to_stored_block
 
 NODES = 10_000

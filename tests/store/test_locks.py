@@ -11,7 +11,8 @@ import pytest
 
 from kedge import user
 from kedge.analytics import analyze
-from kedge.store import ConversationRow, Node, Store, delete, import_export, nodes, open_store
+from kedge.store import ConversationRow, Node, Store, delete, import_export, open_store
+from kedge.store.append import insert_block, insert_node
 from kedge.store.database.transactions import Tx
 from kedge.store.stored_blocks import to_stored_block
 from kedge.turns import Block
@@ -100,9 +101,7 @@ async def test_sends_do_not_wait_for_a_deletion(stores: tuple[Store, Store]) -> 
 def build_append(row: ConversationRow, parent: Node, block: Block) -> Callable[[Tx], Any]:
     """Return a transaction that adds a block to a conversation."""
     stored = to_stored_block(block)
-    return lambda tx: nodes.insert_node(
-        tx, parent, [stored], conversation=row, kind="added", now=1.0
-    )
+    return lambda tx: insert_node(tx, parent, [stored], conversation=row, kind="added", now=1.0)
 
 
 async def test_a_deletion_waits_for_its_tree(stores: tuple[Store, Store], url: str) -> None:
@@ -138,7 +137,7 @@ async def test_gc_deletes_no_block_that_others_link(stores: tuple[Store, Store],
     store, _ = stores
     orphan = user("left behind", id="blk_orphan")
     row = await store.create()
-    await store.database.write(lambda tx: nodes.insert_block(tx, to_stored_block(orphan)))
+    await store.database.write(lambda tx: insert_block(tx, to_stored_block(orphan)))
     append = build_append(row, (await store.load(row)).node, orphan)
     async with anyio.create_task_group() as group, hold_open(store, append):
         group.start_soon(store.gc)

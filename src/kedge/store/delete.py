@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from kedge.errors import NotInStore, StoreError
 from kedge.store import response_sums, search
+from kedge.store.append import hash_node
 from kedge.store.conversations import lock_tree, resolve, select_old
 from kedge.store.database import responses as practice_responses
 from kedge.store.database.transactions import Database, Tx, Values, split_chunks
-from kedge.store.nodes import find_used_nodes, hash_node, select_tree
+from kedge.store.nodes import find_used_nodes, select_tree
 from kedge.store.records import ConversationRow, Node
 from kedge.store.response_index import disown_objects
 from kedge.store.responses import TABLES, write_response_checksums

@@ -22,15 +22,11 @@ from kedge._internal.json_text import encode_text as encode
 from kedge.errors import InvalidJSON, InvalidSetting
 from kedge.events.request_record import RequestRecord
 from kedge.planning.anchor_changes import AnchorChanges
+from kedge.store.append import insert_node
+from kedge.store.changes import create_conversation
 from kedge.store.conversations import select_conversation
 from kedge.store.database.transactions import Tx
-from kedge.store.nodes import (
-    create_conversation,
-    find_used_nodes,
-    get_node,
-    insert_node,
-    select_tree,
-)
+from kedge.store.nodes import find_used_nodes, get_node, select_tree
 from kedge.store.records import (
     ConversationRow,
     Incident,

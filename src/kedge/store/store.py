@@ -22,6 +22,7 @@ from kedge.evidence import object_claims
 from kedge.planning import Mode
 from kedge.planning.anchor_changes import NO_CHANGES, AnchorChanges
 from kedge.planning.anchors import AnchorRecord, ConversationState
+from kedge.store import changes as conversation_changes
 from kedge.store import conversations as conversation_table
 from kedge.store import (
     delete,
@@ -36,6 +37,7 @@ from kedge.store import (
     verify,
 )
 from kedge.store import responses as response_table
+from kedge.store.append import insert_node
 from kedge.store.conversations import (
     lock_conversation,
     require_conversation,
@@ -442,7 +444,7 @@ class Store(AsyncResource):
             NotInStore: There is no such conversation.
             InvalidSetting: A value is not allowed; ``UnknownSetting`` if there is no member of this name.
         """
-        return await self.write(nodes.update_with, name, compute)
+        return await self.write(conversation_changes.update_with, name, compute)
 
     @checked
     async def fork(
@@ -458,7 +460,7 @@ class Store(AsyncResource):
         Raises:
             NotInStore: The conversation or the node does not exist, or the conversation is about to be deleted.
         """
-        return await self.write_in(conversation, nodes.fork_conversation, at, title)
+        return await self.write_in(conversation, conversation_changes.fork_conversation, at, title)
 
     @checked
     async def schedule_delete(
@@ -562,7 +564,7 @@ class Store(AsyncResource):
         Raises:
             InvalidSetting: There is a conversation with this id already.
         """
-        return await self.write(nodes.insert_row, new, blocks)
+        return await self.write(conversation_changes.insert_row, new, blocks)
 
     @checked
     async def create_titled(
@@ -580,7 +582,7 @@ class Store(AsyncResource):
         Raises:
             InvalidSetting: A value is not allowed.
         """
-        return await self.write(nodes.create_titled, title, data=data)
+        return await self.write(conversation_changes.create_titled, title, data=data)
 
     @checked
     async def create_all(self, chats: Sequence[Sequence[Block]]) -> list[ConversationRow]:
@@ -592,7 +594,7 @@ class Store(AsyncResource):
         Returns:
             The rows of the new conversations.
         """
-        return await self.write(nodes.create_all, chats)
+        return await self.write(conversation_changes.create_all, chats)
 
     @checked
     async def update(
@@ -749,7 +751,7 @@ class Store(AsyncResource):
                 found = nodes.find_response_node(tx, conversation, response.provider_response_id)
                 if found:
                     raise nodes.ResponseStored(found)
-            node, moved = nodes.insert_node(
+            node, moved = insert_node(
                 tx,
                 parent,
                 stored_blocks,
@@ -798,7 +800,7 @@ class Store(AsyncResource):
             HeadConflict: The head is at another node, and was not moved.
             NotInStore: The conversation or the node was deleted, or the conversation is about to be deleted.
         """
-        await self.write_in(conversation, nodes.move_head, node, head=head)
+        await self.write_in(conversation, conversation_changes.move_head, node, head=head)
 
     @checked
     async def last_blocks(
@@ -1116,7 +1118,7 @@ class Store(AsyncResource):
         Raises:
             NotInStore: The conversation was deleted, or its tree has no such node.
         """
-        await self.write_in(conversation, nodes.note_telemetry, node, telemetry)
+        await self.write_in(conversation, conversation_changes.note_telemetry, node, telemetry)
 
     # Search, export, import, maintenance
 

@@ -9,9 +9,10 @@ from kedge._internal.json_text import decode
 from kedge.errors import InvalidTurn, KedgeError, StoreBusy, StoreError, StoreUnreachable
 from kedge.planning import covered_count, prefix_digest
 from kedge.store import response_sums
+from kedge.store.append import hash_node
 from kedge.store.database.transactions import Database, Tx
 from kedge.store.node_paths import load_bodies
-from kedge.store.nodes import NODE_COLUMNS, hash_node
+from kedge.store.nodes import NODE_COLUMNS
 from kedge.store.records import Damage, Node
 from kedge.store.responses import TABLES, find_wrong_checksums, unpack_digest
 from kedge.store.search import find_unindexed, get_index_position

@@ -85,9 +85,9 @@ _ERRORS: dict[str, tuple[type[StoreError], str]] = {
     "08": (StoreUnreachable, "the connection to the server broke; try again"),
     "XX": (StoreDamaged, "the server reports damaged data; restore a backup"),
 }
-_RETRYABLE_STATES = ("40001", "40P01", "23503", "23505", "22012")
+_RETRYABLE_STATES = ("40001", "40P01", "23503", "23505")
 """Conflicts of transactions: a serialization failure, a deadlock, a row that one deleted and the other
-refers to, a unique key that both inserted; or the division by zero with which the store abandons a shortcut."""
+refers to, or a unique key that both inserted."""
 
 
 class PostgresTransaction(Tx):
