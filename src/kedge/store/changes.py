@@ -36,8 +36,7 @@ def create_conversation(
 ) -> ConversationRow:
     """Create the conversation of a new row on a new tree, which begins with an empty root node."""
     number = insert_conversation(tx, new, now)
-    created_at = now if root_created_at is None else root_created_at
-    root = insert_root(tx, number, created_at)
+    root = insert_root(tx, number, now if root_created_at is None else root_created_at)
     tx.run("UPDATE conversations SET tree = ?, head = ? WHERE number = ?", (root, root, number))
     set_tags(tx, number, new.tags)
     return select_conversation(tx, new.id)

@@ -54,8 +54,15 @@ def insert_conversation(tx: Tx, new: ConversationRow, now: float) -> int:
         "updated_at, ttl, namespace) VALUES (?, ?, 0, 0, 0, ?, ?, ?, ?, ?, ?, ?) "
         "ON CONFLICT (namespace, id) DO NOTHING",
         (
-            *(new.id, new.title, new.mode, new.retention, _encode_data(new.data)),
-            *(now, now, new.ttl, tx.namespace),
+            new.id,
+            new.title,
+            new.mode,
+            new.retention,
+            _encode_data(new.data),
+            now,
+            now,
+            new.ttl,
+            tx.namespace,
         ),
         key="number",
     )
@@ -126,10 +133,16 @@ def select_conversations(tx: Tx, where: str, values: Sequence[Any]) -> list[Conv
 
 def _conversation_from_row(row: Row, tags: Mapping[int, list[str]]) -> ConversationRow:
     name, title, number, archived, head, mode, retention, data, *rest = row
-    own_tags = tuple(tags.get(number, ()))
-    fields = FrozenMap(decode(data)) if data else EMPTY
     return ConversationRow(
-        name, title, own_tags, bool(archived), head, mode, retention, fields, *rest
+        name,
+        title,
+        tuple(tags.get(number, ())),
+        bool(archived),
+        head,
+        mode,
+        retention,
+        FrozenMap(decode(data)) if data else EMPTY,
+        *rest,
     )
 
 
@@ -173,7 +186,7 @@ def select_tree_conversations(tx: Tx, conversation: ConversationRow) -> list[Con
 def select_titled(tx: Tx, title: str) -> ConversationRow | None:
     """Return the first conversation with a title, if there is one."""
     rows = _select(tx, "c.title = ?", (title,), "ORDER BY c.number LIMIT 1")
-    return rows[0] if rows else None
+    return next(iter(rows), None)
 
 
 def select_old(
@@ -183,9 +196,14 @@ def select_old(
 
     Without an age, those that expired by their ``ttl`` or whose scheduled deletion is due.
     """
-    limit = _IS_OLD if age is not None else f"({_IS_EXPIRED} OR c.delete_at <= ?)"
-    where, values = join_filters(limit, {"c.number = ?": number, HAS_TAG: tag})
-    return _select(tx, where, ([now] * 3 if age is None else [now - age] * 2) + values)
+    if age is None:
+        condition = f"({_IS_EXPIRED} OR c.delete_at <= ?)"
+        times = [now, now, now]
+    else:
+        condition = _IS_OLD
+        times = [now - age, now - age]
+    where, values = join_filters(condition, {"c.number = ?": number, HAS_TAG: tag})
+    return _select(tx, where, [*times, *values])
 
 
 def list_expired(tx: Tx) -> list[str]:
@@ -207,12 +225,10 @@ def read_time(tx: Tx) -> float:
 def list_namespaces(tx: Tx, *, scheduled: bool = False) -> list[str]:
     """Return the names of the namespaces that have conversations, without the default one."""
     require_default_namespace(tx.namespace, "namespaces")
-    condition = "AND delete_at IS NOT NULL" if scheduled else ""
-    query = (
-        "SELECT DISTINCT namespace FROM conversations "
-        f"WHERE namespace <> '' {condition} ORDER BY namespace"
-    )
-    return [name for (name,) in tx.rows(query)]
+    query = "SELECT DISTINCT namespace FROM conversations WHERE namespace <> ''"
+    if scheduled:
+        query += " AND delete_at IS NOT NULL"
+    return [name for (name,) in tx.rows(f"{query} ORDER BY namespace")]
 
 
 def list_scheduled(tx: Tx) -> list[ConversationRow]:
@@ -281,8 +297,9 @@ def validate_members(members: Mapping[str, Any]) -> dict[str, Any]:
         InvalidSetting: A value is not allowed.
     """
     if not isinstance(members, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        found = describe_type(members)
-        raise InvalidSetting(f"the members to change are a mapping of names to values, not {found}")
+        raise InvalidSetting(
+            f"the members to change are a mapping of names to values, not {describe_type(members)}"
+        )
     changes: dict[str, Any] = {}
     for name, value in members.items():
         if name not in _MEMBER_CHECKS:
@@ -315,15 +332,14 @@ def set_tags(tx: Tx, number: int, tags: Iterable[str]) -> None:
 
 def select_head(tx: Tx, number: int) -> int:
     """Return the node that is the head."""
-    return tx.rows("SELECT head FROM conversations WHERE number = ?", (number,))[0][0]
+    ((head,),) = tx.rows("SELECT head FROM conversations WHERE number = ?", (number,))
+    return head
 
 
 def swap_head(tx: Tx, number: int, expected: int, head: int, now: float) -> bool:
     """Move the head by compare-and-swap; return whether it was at the expected node."""
-    return (
-        tx.run(
-            "UPDATE conversations SET head = ?, updated_at = ? WHERE number = ? AND head = ?",
-            (head, now, number, expected),
-        )
-        > 0
+    changed = tx.run(
+        "UPDATE conversations SET head = ?, updated_at = ? WHERE number = ? AND head = ?",
+        (head, now, number, expected),
     )
+    return changed > 0

@@ -22,7 +22,8 @@ def acquire_claim(
     lease: float,
 ) -> Claim:
     """Claim the turn with an idempotency key, unless another caller runs it or it is done."""
-    number, key = conversation.number, validate_name(key, "key")
+    number = conversation.number
+    key = validate_name(key, "key")
     tx.run(
         "INSERT INTO claims (conversation, key, request_hash, owner, lease_until) "
         "VALUES (?, ?, ?, '', 0) ON CONFLICT (conversation, key) DO NOTHING",
@@ -80,7 +81,9 @@ def renew_claim(
         )
         if tx.run(unasked, claimed):
             return True
-    until = f"{tx.dialect.now} + ?" if lease else "?"
+        until = "?"  # 0
+    else:
+        until = f"{tx.dialect.now} + ?"
     update = (
         f"UPDATE claims SET lease_until = {until} WHERE conversation = ? AND key = ? AND owner = ?"
     )

@@ -1,7 +1,7 @@
 """Load the path to a node: its blocks, its anchors and the state of its Turn, and compare paths."""
 
 from collections.abc import Mapping, Sequence
-from itertools import starmap, takewhile
+from itertools import takewhile
 from operator import itemgetter
 
 from kedge._internal.arguments import check_count
@@ -34,6 +34,7 @@ from kedge.store.records import (
     LoadedPath,
     Node,
     UnansweredQuestion,
+    UnansweredStatus,
     has_failed,
     is_row_number,
 )
@@ -103,8 +104,9 @@ WITH RECURSIVE line AS (
     SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ?
     UNION ALL
     SELECT {NODE_COLUMNS} FROM line JOIN nodes n ON n.id = line.parent
-) SELECT * FROM line
+) SELECT * FROM line LIMIT ?
 """
+"""The recursion ends at the limit."""
 
 
 def load_path(tx: Tx, conversation: ConversationRow, node: int | None = None) -> LoadedPath:
@@ -115,7 +117,9 @@ def load_path(tx: Tx, conversation: ConversationRow, node: int | None = None) ->
 def load_short_path(tx: Tx, conversation: ConversationRow, max_blocks: int) -> LoadedPath | Node:
     """Return the path to the head when the row was read, or only its node if the path is long."""
     head = get_node(tx, conversation)
-    return head if head.length > max_blocks else _load_path(tx, conversation, head)
+    if head.length > max_blocks:
+        return head
+    return _load_path(tx, conversation, head)
 
 
 def _load_path(tx: Tx, conversation: ConversationRow, node: Node) -> LoadedPath:
@@ -157,7 +161,10 @@ def find_newest_response(
     """Return the newest response on the path to a node, or None if there is none."""
     end = get_node(tx, conversation, node)
     ((newest,),) = tx.rows(_SELECT_NEWEST_RESPONSE, (end.id, end.tree))
-    return None if newest is None else select_responses(tx, "WHERE r.node = ?", (newest,))[0]
+    if newest is None:
+        return None
+    (response,) = select_responses(tx, "WHERE r.node = ?", (newest,))
+    return response
 
 
 def load_turn(
@@ -171,19 +178,25 @@ def load_turn(
     """Return a node and its Turn, reading only the blocks that the Turn of a known node does not have."""
     end = get_node(tx, conversation, node)
     shared = _count_shared(tx, end, known)
-    is_above = bool(tx.rows(_IS_ABOVE, (end.id, known.id)))
-    if is_above and not has_changes(end.memory):
-        state = get_state(turn)
-        for _, record in _load_records(tx, end, known.id, conversation.retention):
-            state = state.with_anchor(record)
-        anchors: Sequence[AnchorRecord] = state.anchors
-    else:
-        anchors = _load_anchors(tx, end, conversation.retention)
-    blocks = decode_blocks(load_bodies(tx, end, shared, end.length))
-    turn = rename_turn(turn, conversation.id).take(shared)
+    new_blocks = decode_blocks(load_bodies(tx, end, shared, end.length))
+    anchors = _load_anchors_after(tx, end, conversation.retention, known=known, turn=turn)
     state, data = decode_node_state(end.memory, anchors, conversation.mode)
-    removed = dict.fromkeys(turn.data)
-    return end, set_state(turn.append(*blocks).with_data({**removed, **data}), state)
+    removed_data = dict.fromkeys(turn.data)
+    turn = rename_turn(turn, conversation.id).take(shared).append(*new_blocks)
+    return end, set_state(turn.with_data({**removed_data, **data}), state)
+
+
+def _load_anchors_after(
+    tx: Tx, end: Node, retention: float | None, *, known: Node, turn: Turn
+) -> Sequence[AnchorRecord]:
+    """Return the anchors at a node, reading only those of later nodes if the Turn of a known node has the others."""
+    is_above = bool(tx.rows(_IS_ABOVE, (end.id, known.id)))
+    if not is_above or has_changes(end.memory):
+        return _load_anchors(tx, end, retention)
+    state = get_state(turn)
+    for _, record in _load_records(tx, end, known.id, retention):
+        state = state.with_anchor(record)
+    return state.anchors
 
 
 def _count_shared(tx: Tx, left: Node, right: Node) -> int:
@@ -192,9 +205,10 @@ def _count_shared(tx: Tx, left: Node, right: Node) -> int:
     The paths are ranges of positions on branches, so no block is read.
     """
     shared = 0
-    paths = [tx.rows(_SELECT_SEGMENTS, (each.id,)) for each in (left, right)]
-    for (branch, stop), (other, other_stop) in zip(*paths, strict=False):
-        if branch != other:
+    segments = tx.rows(_SELECT_SEGMENTS, (left.id,))
+    other_segments = tx.rows(_SELECT_SEGMENTS, (right.id,))
+    for (branch, stop), (other_branch, other_stop) in zip(segments, other_segments, strict=False):
+        if branch != other_branch:
             break
         shared = min(stop, other_stop)
         if stop != other_stop:
@@ -229,27 +243,36 @@ def describe_edits(tx: Tx, tree: int, nodes: Mapping[int, Node]) -> dict[int, st
     """
     if not any(node.kind == "edited" for node in nodes.values()):
         return {}
-    found: dict[int, tuple[list[str | None], list[str | None]]] = {}
+    before: dict[int, list[str | None]] = {}
+    after: dict[int, list[str | None]] = {}
     values = (tree, MAX_DESCRIBED_EDITS, MAX_DESCRIBED_LENGTH)
     for edit, is_new, _, body in sorted(tx.rows(_SELECT_CHANGED, values), key=itemgetter(0, 1, 2)):
-        sides = found.setdefault(edit, ([], []))
-        sides[bool(is_new)].append(body)
-    return {edit: _describe_edit(nodes, edit, *sides) for edit, sides in found.items()}
+        side = after if is_new else before
+        side.setdefault(edit, []).append(body)
+    return {
+        edit: _describe_edit(nodes, edit, before.get(edit, []), after.get(edit, []))
+        for edit in sorted(before.keys() | after.keys())
+    }
 
 
 def _describe_edit(
     nodes: Mapping[int, Node], edit: int, before: Sequence[str | None], after: Sequence[str | None]
 ) -> str:
-    bodies = [[body for body in side if body is not None] for side in (before, after)]
-    if len(bodies[0]) < len(before) or len(bodies[1]) < len(after):
+    """Return one line about an edit from the first encoded blocks that differ; None stands for a long one."""
+    old_bodies = [body for body in before if body is not None]
+    new_bodies = [body for body in after if body is not None]
+    if len(old_bodies) < len(before) or len(new_bodies) < len(after):
         return ""
     try:
-        old, new = (decode_blocks(side) for side in bodies)
+        old_blocks = decode_blocks(old_bodies)
+        new_blocks = decode_blocks(new_bodies)
     except StoreDamaged:  # ``verify`` reports it
         return ""
     parent = nodes.get(nodes[edit].parent)
-    removed = parent.length - nodes[edit].kept if parent else len(old)
-    return describe_change(old, new, removed)
+    removed = len(old_blocks)
+    if parent is not None:
+        removed = parent.length - nodes[edit].kept
+    return describe_change(old_blocks, new_blocks, removed)
 
 
 def list_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
@@ -257,7 +280,7 @@ def list_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
 
     They are in progress, or were interrupted while the model answered or a tool ran.
     """
-    return [each.question for each in find_unanswered(tx, conversation)]
+    return [unanswered.question for unanswered in find_unanswered(tx, conversation)]
 
 
 def find_unanswered_after(
@@ -280,11 +303,23 @@ def find_unanswered(
     if node is None:
         ends = select_loose_ends(tx, conversation)
     else:
-        asked = [each for each in (node, *select_children(tx, node)) if each.kind == "asked"]
-        newest = [find_newest_below(tx, conversation, each.id) for each in asked]
-        ends = [end for each in newest for end in select_loose_ends(tx, conversation, each.id)]
-    found = [_check_end(tx, conversation, end) for end in ends]
-    return sorted((each for each in found if each), key=lambda each: each.question.id)
+        ends = _select_loose_ends_after(tx, conversation, node)
+    questions: list[UnansweredQuestion] = []
+    for end in ends:
+        unanswered = _check_end(tx, conversation, end)
+        if unanswered:
+            questions.append(unanswered)
+    return sorted(questions, key=lambda unanswered: unanswered.question.id)
+
+
+def _select_loose_ends_after(tx: Tx, conversation: ConversationRow, node: Node) -> list[Node]:
+    """Return the loose ends of the questions directly after a node, and of the node itself."""
+    ends: list[Node] = []
+    for question in (node, *select_children(tx, node)):
+        if question.kind == "asked":
+            newest = find_newest_below(tx, conversation, question.id)
+            ends += select_loose_ends(tx, conversation, newest.id)
+    return ends
 
 
 def _check_end(tx: Tx, conversation: ConversationRow, end: Node) -> UnansweredQuestion | None:
@@ -297,19 +332,25 @@ def _check_end(tx: Tx, conversation: ConversationRow, end: Node) -> UnansweredQu
     if question.kind != "asked":
         return None
     turn = select_turn(tx, question)
-    if end != [each for each in turn if each.kind != "failed"][-1]:
+    if end != [node for node in turn if node.kind != "failed"][-1]:
         return None
     last = turn[-1]
+    return UnansweredQuestion(question, last, _find_status(tx, last))
+
+
+def _find_status(tx: Tx, last: Node) -> UnansweredStatus:
+    """Return the status of a question by the last node of its turn."""
     if last.kind != "failed":
-        return UnansweredQuestion(question, last, "pending")
+        return "pending"
     rows = tx.rows("SELECT status, is_resent FROM responses WHERE node = ?", (last.id,))
     if not rows:  # without a request, a tool was stopped
-        return UnansweredQuestion(question, last, "cancelled")
-    [(status, is_resent)] = rows
+        return "cancelled"
+    ((status, is_resent),) = rows
     if has_failed(status, is_resent=bool(is_resent)):
-        return UnansweredQuestion(question, last, "failed")
-    # A request that was to be sent again, and was not, was interrupted.
-    return UnansweredQuestion(question, last, "pending" if is_resent else "cancelled")
+        return "failed"
+    if is_resent:  # a request that was to be sent again, and was not, was interrupted
+        return "pending"
+    return "cancelled"
 
 
 def _has_open_calls(tx: Tx, node: Node) -> bool:
@@ -322,29 +363,36 @@ def load_ancestry(
     tx: Tx, conversation: ConversationRow, node: int | None = None, *, limit: int | None = None
 ) -> list[Node]:
     """Return the nodes from the root to a node (by default the head when the row was read)."""
-    at = conversation.head if node is None else node
-    query, values = _SELECT_ANCESTRY, (at,)
-    if limit is not None:  # the recursion ends there
-        check_count("limit", limit)
-        query, values = f"{query} LIMIT ?", (at, min(limit, MAX_INTEGER))
-    path = list(starmap(Node, tx.rows(query, values) if is_row_number(at) else ()))
+    end = conversation.head if node is None else node
+    max_nodes = MAX_INTEGER
+    if limit is not None:
+        max_nodes = min(check_count("limit", limit), MAX_INTEGER)
+    if not is_row_number(end):
+        raise missing_node(end)
+    path = [Node(*row) for row in tx.rows(_SELECT_ANCESTRY, (end, max_nodes))]
     if not path or path[0].tree != conversation.tree:
-        raise missing_node(at)
-    return sorted(path, key=lambda each: each.depth)
+        raise missing_node(end)
+    return sorted(path, key=lambda node: node.depth)
 
 
 def find_common_ancestor(tx: Tx, conversation: ConversationRow, left: int, right: int) -> Node:
     """Return the newest node that is on the paths to both nodes."""
     paths = [load_ancestry(tx, conversation, node) for node in (left, right)]
-    return [one for one, other in zip(*paths, strict=False) if one == other][-1]
+    return [node for node, other in zip(*paths, strict=False) if node == other][-1]
 
 
 def diff_paths(tx: Tx, conversation: ConversationRow, left: int, right: int) -> Differences:
     """Return the blocks of each of two paths after their common prefix."""
-    ends = [get_node(tx, conversation, node) for node in (left, right)]
-    shared = _count_shared(tx, *ends)
-    bodies = [load_bodies(tx, end, shared, end.length) for end in ends]
+    left_end = get_node(tx, conversation, left)
+    right_end = get_node(tx, conversation, right)
+    shared = _count_shared(tx, left_end, right_end)
+    left_bodies = load_bodies(tx, left_end, shared, left_end.length)
+    right_bodies = load_bodies(tx, right_end, shared, right_end.length)
     # Blocks with the same text on different branches are the same, too.
-    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*bodies, strict=False)))
-    sides = (tuple(decode_blocks(each[equal:])) for each in bodies)
-    return Differences(shared + equal, *sides)
+    pairs = zip(left_bodies, right_bodies, strict=False)
+    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return Differences(
+        shared + equal,
+        tuple(decode_blocks(left_bodies[equal:])),
+        tuple(decode_blocks(right_bodies[equal:])),
+    )

@@ -7,11 +7,10 @@ first positions of another. Only new blocks are written; nothing is rewritten.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import starmap
 
 from kedge._internal.arguments import describe_value
 from kedge.errors import NotInStore, StoreError
-from kedge.store.database.transactions import Tx
+from kedge.store.database.transactions import Tx, join_filters
 from kedge.store.records import (
     MAX_INTEGER,
     ConversationRow,
@@ -89,12 +88,12 @@ class ResponseStored(StoreError):
 
 def get_node(tx: Tx, conversation: ConversationRow, node: int | None = None) -> Node:
     """Return a node of the conversation's tree, by default the head when the row was read."""
-    at = conversation.head if node is None else node
-    query = f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ? AND n.tree = ?"
-    rows = tx.rows(query, (at, conversation.tree)) if is_row_number(at) else ()
-    if not rows:
-        raise missing_node(at)
-    return Node(*rows[0])
+    number = conversation.head if node is None else node
+    if is_row_number(number):
+        query = f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ? AND n.tree = ?"
+        for row in tx.rows(query, (number, conversation.tree)):
+            return Node(*row)
+    raise missing_node(number)
 
 
 def missing_node(node: object) -> NotInStore:
@@ -122,16 +121,16 @@ def parse_position(text: str) -> int | str:
 
 def find_node(tx: Tx, conversation: ConversationRow, at: int | str = "head") -> Node:
     """Return the node at a position of the conversation's tree."""
-    position = conversation.head if at == "head" else at
-    if isinstance(position, str):  # without an id, which some servers omit, no response is meant
-        found = find_response_node(tx, conversation, position) if position else None
-    else:
-        found = get_node(tx, conversation, position) if is_row_number(position) else None
-    if found is None:
-        raise NotInStore(
-            f"there is no node or response {describe_value(position)} in this conversation"
-        )
-    return found
+    if at == "head":
+        return get_node(tx, conversation)
+    node: Node | None = None
+    if isinstance(at, int) and is_row_number(at):
+        node = get_node(tx, conversation, at)
+    elif isinstance(at, str) and at:  # some servers omit the id of a response
+        node = find_response_node(tx, conversation, at)
+    if node is None:
+        raise NotInStore(f"there is no node or response {describe_value(at)} in this conversation")
+    return node
 
 
 def find_response_node(tx: Tx, conversation: ConversationRow, response_id: str) -> Node | None:
@@ -141,7 +140,9 @@ def find_response_node(tx: Tx, conversation: ConversationRow, response_id: str) 
         "WHERE n.tree = ? AND r.provider_response_id = ? ORDER BY n.id DESC LIMIT 1",
         (conversation.tree, response_id),
     )
-    return Node(*rows[0]) if rows else None
+    for row in rows:
+        return Node(*row)
+    return None
 
 
 def list_children(tx: Tx, conversation: ConversationRow, node: int) -> list[Node]:
@@ -153,7 +154,7 @@ def find_newest_below(tx: Tx, conversation: ConversationRow, node: int) -> Node:
     """Return the newest node that follows from a question and did not fail: itself, tool results, or an answer."""
     first = get_node(tx, conversation, node)
     turn = select_turn(tx, first)
-    return [each for each in turn if each.kind != "failed" or each == first][-1]
+    return [node for node in turn if node.kind != "failed" or node == first][-1]
 
 
 def select_loose_ends(tx: Tx, conversation: ConversationRow, node: int = 0) -> list[Node]:
@@ -168,10 +169,12 @@ def select_loose_ends(tx: Tx, conversation: ConversationRow, node: int = 0) -> l
         node: Only this node, if it is one of them.
     """
     tree = conversation.tree
-    values = (tree, conversation.number, tree, tree, tree, *((node,) if node else ()))
-    only = "AND n.id = ?" if node else ""
-    rows = tx.rows(f"{_SELECT_LOOSE_ENDS} {only} ORDER BY n.id", values)
-    return [Node(*row) for row in rows]
+    query = _SELECT_LOOSE_ENDS
+    values = [tree, conversation.number, tree, tree, tree]
+    if node:
+        query += " AND n.id = ?"
+        values.append(node)
+    return [Node(*row) for row in tx.rows(f"{query} ORDER BY n.id", values)]
 
 
 def select_last_bodies(tx: Tx, tree: int) -> dict[int, str]:
@@ -184,9 +187,9 @@ def select_question_previews(
 ) -> dict[int, str]:
     """Return the beginning of the last block of each question of a tree or a conversation, encoded, oldest first."""
     query = _SELECT_LAST_BODIES.format(f"SUBSTR(b.body, 1, {PREVIEW_CHARS})")
-    own = "" if conversation is None else " AND n.conversation = ?"
-    values = (tree, *(() if conversation is None else (conversation,)), limit)
-    return dict(tx.rows(f"{query} AND n.kind = 'asked'{own} ORDER BY n.id LIMIT ?", values))
+    where, values = join_filters("n.kind = 'asked'", {"n.conversation = ?": conversation})
+    rows = tx.rows(f"{query} AND {where} ORDER BY n.id LIMIT ?", (tree, *values, limit))
+    return dict(rows)
 
 
 def find_used_nodes(nodes: Sequence[Node], starts: Iterable[int]) -> dict[int, int]:
@@ -197,22 +200,23 @@ def find_used_nodes(nodes: Sequence[Node], starts: Iterable[int]) -> dict[int, i
     """
     by_id = {node.id: node for node in nodes}
     used: dict[int, int] = {}
-    todo = [(start, by_id[start].length) for start in starts if start in by_id]
-    while todo:
-        name, length = todo.pop()
-        if used.get(name, -1) >= length:
+    waiting = [(start, by_id[start].length) for start in starts if start in by_id]
+    while waiting:
+        number, length = waiting.pop()
+        if used.get(number, -1) >= length:
             continue
-        used[name] = length
-        node = by_id[name]
+        used[number] = length
+        node = by_id[number]
         if node.parent in by_id:
-            todo.append((node.parent, min(node.kept, length)))
+            waiting.append((node.parent, min(node.kept, length)))
     return used
 
 
 def select_children(tx: Tx, node: Node) -> list[Node]:
     """Return the nodes that continue from a node, in the order in which they were added."""
     values = (node.id, node.tree, node.tree, node.branch, node.length, node.id)
-    return sorted(starmap(Node, tx.rows(_SELECT_CHILDREN, values)), key=lambda each: each.id)
+    children = [Node(*row) for row in tx.rows(_SELECT_CHILDREN, values)]
+    return sorted(children, key=lambda child: child.id)
 
 
 def select_turn(tx: Tx, question: Node) -> list[Node]:

@@ -199,13 +199,16 @@ class LoadedPath(msgspec.Struct, frozen=True):
         return set_state(Turn(self.blocks, id=turn_id, data=self.data), self.state)
 
 
+UnansweredStatus = Literal["pending", "cancelled", "failed"]
+
+
 class UnansweredQuestion(msgspec.Struct, frozen=True):
     """A question without a complete answer: its request is in progress or failed, or a tool was interrupted."""
 
     question: Node
     end: Node
     """The newest node of its turn, such as a failed request."""
-    status: Literal["pending", "cancelled", "failed"]
+    status: UnansweredStatus
     """``cancelled`` if the user stopped the last request, or the tools after it."""
 
 
