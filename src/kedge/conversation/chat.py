@@ -30,7 +30,7 @@ from kedge.conversation.chat_state import (
     leave_out,
     state_from_turn,
 )
-from kedge.conversation.messages import as_block
+from kedge.conversation.messages import append_blocks, as_block
 from kedge.engines import (
     ContentFilters,
     Engine,
@@ -116,7 +116,9 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
         self._write_state = write_state
         self._initial_state = initial_state
         self._discarded = discarded
-        self._sent_turn = self._turn = turn
+        self._sent_turn = turn
+        self._turn = turn
+        """The Turn with all finished answers and tool results."""
         self._seen_ids: frozenset[str] = frozenset()
         self._compactions: list[CompactionResult] = []
 
@@ -132,7 +134,9 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
     @property
     def state(self) -> bytes:
         """The current state, at any time, with all finished answers and tool results."""
-        return self._value.state if self._value else self._write(self._turn)
+        if self._value is not None:
+            return self._value.state
+        return self._write(self._turn)
 
     def _handle_event(self, event: Event) -> Event:
         match event:
@@ -148,15 +152,18 @@ class ChatStream(RunStream[ChatReply[T]], Generic[T]):
         return event
 
     def _handle_error(self, error: Exception) -> None:
-        # The current state, or the initial one if nothing was sent.
+        error.state = self._state_after(error)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _state_after(self, error: Exception) -> bytes:
+        """Return the current state, or the initial one if nothing was sent."""
         try:
             if isinstance(error, EngineError):
-                state = self._write(error.turn or self._turn)
-            else:
-                state = self.state if self._seen_ids else self._initial_state
+                return self._write(error.turn or self._turn)
+            if self._seen_ids:
+                return self.state
         except Blocked:  # the current Turn must not be stored
-            state = self._initial_state
-        error.state = state  # pyright: ignore[reportAttributeAccessIssue]
+            pass
+        return self._initial_state
 
     def _handle_end(self) -> None:
         stream = self._stream
@@ -181,8 +188,9 @@ class _StateInspector:
     """The descriptor of ``inspect_state``, for a Chat or for the class, which has no provider and no key."""
 
     def __get__(self, chat: "Chat | None", owner: type["Chat"]) -> Callable[[State], StateReport]:
-        provider, cipher = (chat.provider, chat.cipher) if chat else (None, None)
-        return lambda state: build_report(as_bytes(state), provider, cipher)
+        if chat is None:
+            return lambda state: build_report(as_bytes(state), None, None)
+        return lambda state: build_report(as_bytes(state), chat.provider, chat.cipher)
 
 
 class Chat(AsyncResource):
@@ -292,7 +300,8 @@ class Chat(AsyncResource):
         Args:
             state: The state to read; for a state that cannot be used, the Turn is empty.
         """
-        return self._load_state(state)[0].turn()
+        start, _ = self._load_state(state)
+        return start.turn()
 
     def write_state(self, state: State, turn: Turn) -> bytes:
         """Return a state with another Turn: the one of ``read_state``, after any edits, without a request.
@@ -316,15 +325,15 @@ class Chat(AsyncResource):
             problem = f"a state is written from a Turn, not {describe_type(turn)}"
             raise InvalidTurn(f"{problem}; edit the one of read_state")
         start, _ = self._load_state(state)
-        if (
-            start.blocks
-        ):  # otherwise the Turn is a history of another program, which ``repair`` corrects
+        # Without blocks, the Turn is a history of another program, which ``repair`` corrects.
+        if start.blocks:
             check_added_results(start.turn(), turn)
         filters = self._filters()
-        known = {block.id: block for block in start.blocks}
+        stored_blocks = {block.id: block for block in start.blocks}
         for block in turn.blocks:
-            is_known = known.get(block.id) == block
-            filtered = block if is_known else filters.apply(block, ("input",))
+            if stored_blocks.get(block.id) == block:
+                continue
+            filtered = filters.apply(block, ("input",))
             if filtered is not block:
                 turn = turn.edit(block.id, filtered)
         if turn.leading:
@@ -391,37 +400,46 @@ class Chat(AsyncResource):
         data = as_bytes(state)
         if not data:
             return ChatState(self.provider), None
-        found = self._recent.find(data) or decode_state(data, self.provider, self.cipher)
-        if isinstance(found, DiscardedState):
-            count("states_discarded_total", reason=found.reason)
-            log.warning("a state was discarded and a new conversation started: %s", found)
-            return ChatState(self.provider), found
-        return leave_out(found, self._find_unsendable(found)), None
+        loaded = self._recent.find(data) or decode_state(data, self.provider, self.cipher)
+        if isinstance(loaded, DiscardedState):
+            count("states_discarded_total", reason=loaded.reason)
+            log.warning("a state was discarded and a new conversation started: %s", loaded)
+            return ChatState(self.provider), loaded
+        return leave_out(loaded, self._find_unsendable(loaded)), None
 
     def _find_unsendable(self, state: ChatState) -> set[str]:
         """Return the blocks with which every call would fail: of a newer Kedge, or without a form in this API."""
-        found = set[str]()
-        if UnknownBlock in map(type, state.blocks):
-            found = {block.id for block in state.blocks if isinstance(block, UnknownBlock)}
+        unsendable = {block.id for block in state.blocks if isinstance(block, UnknownBlock)}
         engine = unwrap(self._base_engine)
-        if state.is_imported and isinstance(engine, StatelessEngine):
-            turn, known = state.turn(), {block.id for block in state.blocks}
-            while (
-                name := engine.find_unsupported(self.engine.plan(turn.remove(*found)))
-            ) in known - found:
-                found.add(name)
-        return found
+        if not state.is_imported or not isinstance(engine, StatelessEngine):
+            return unsendable
+        # The engine names the first block that it cannot send. It may be one of this call, such as a system prompt.
+        turn = state.turn()
+        block_ids = {block.id for block in state.blocks}
+        while True:
+            plan = self.engine.plan(turn.remove(*unsendable))
+            block_id = engine.find_unsupported(plan)
+            if block_id not in block_ids or block_id in unsendable:
+                return unsendable
+            unsendable.add(block_id)
 
     def _write(self, start: ChatState, turn: Turn, seen: frozenset[str] = frozenset()) -> bytes:
         """Return the state of a Turn after a call that started with a state; a model has seen these blocks."""
-        read = seen.union(block.id for block in start.blocks[: start.processed_length])
-        body = turn.body
-        length = next((end for end in range(len(body), 0, -1) if body[end - 1].id in read), 0)
-        state = state_from_turn(turn, self.provider, length)
+        read_ids = seen.union(block.id for block in start.blocks[: start.processed_length])
+        state = state_from_turn(turn, self.provider, _count_read(turn.body, read_ids))
         data = encode_state(state, start)
-        data = self.cipher.encrypt(data) if self.cipher else data
+        if self.cipher is not None:
+            data = self.cipher.encrypt(data)
         self._recent.add(data, state)
         return data
+
+
+def _count_read(blocks: Sequence[Block], read_ids: frozenset[str]) -> int:
+    """Return the number of blocks up to the last one that a model has read."""
+    for length in range(len(blocks), 0, -1):
+        if blocks[length - 1].id in read_ids:
+            return length
+    return 0
 
 
 class SyncChat(SyncFacade[Chat]):
@@ -449,18 +467,15 @@ def _build_turn(start: ChatState, added: Sequence[Block | str]) -> Turn:
     """
     new = _with_fresh_ids(start.blocks, added)
     lead = count_leading(new)
-    before = start.turn(new[:lead])
-    turn = before.append(*new[lead:])
-    check_added_results(before, turn)
-    return turn
+    return append_blocks(start.turn(new[:lead]), new[lead:])
 
 
-def _with_fresh_ids(known: Sequence[Block], added: Sequence[Block | str]) -> tuple[Block, ...]:
+def _with_fresh_ids(history: Sequence[Block], added: Sequence[Block | str]) -> tuple[Block, ...]:
     """Return the added blocks; one that is part of the history already gets a new id."""
-    ids = {block.id for block in known}
+    ids = {block.id for block in history}
     blocks: list[Block] = []
-    for each in added:
-        block = as_block(each)
+    for message in added:
+        block = as_block(message)
         if isinstance(block, Block) and block.id in ids:  # pyright: ignore[reportUnnecessaryIsInstance]
             block = structs.replace(block, id="")
         blocks.append(block)

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import is_
 from typing import Any, Literal, cast
 
@@ -119,13 +120,11 @@ class ChatState(
         if turn is None:
             turn = Turn(self.blocks, id=self.id, data=self.data)
             turn = set_state(turn, self.memory)
-        turn = turn.insert(0, *leading) if leading else turn
+        if leading:
+            turn = turn.insert(0, *leading)
         return turn.append(*following)
 
 
-_set_encoded, _set_history, _set_imported = (
-    vars(_Derived)[name].__set__ for name in _Derived.__slots__
-)
 _decode = msgspec.json.Decoder(ChatState, dec_hook=decode_special).decode
 
 
@@ -151,24 +150,43 @@ class DiscardedState:
 def encode_state(state: ChatState, earlier: ChatState | None = None) -> bytes:
     """Return the bytes of a state; blocks that it has in common with an earlier state are not encoded again."""
     blocks = _encode_blocks(state, earlier)
-    # A default is omitted only if it is the same object.
-    memory = state.memory if state.memory != _NO_MEMORY else _NO_MEMORY
+    members = structs.replace(state, blocks=())
+    if state.memory == _NO_MEMORY:
+        members = structs.replace(members, memory=_NO_MEMORY)  # only the same object is omitted
+    # The blocks are put between the provider and the other members, where the struct has them.
     head = encode_json(ChatState(state.provider))[:-1]
-    rest = encode_json(structs.replace(state, blocks=(), memory=memory))[len(head) : -1]
-    covered = b"".join((head, b',"blocks":[', blocks, b"]", rest) if blocks else (head, rest))
+    rest = encode_json(members)[len(head) : -1]
+    parts = [head, rest]
+    if blocks:
+        parts = [head, b',"blocks":[', blocks, b"]", rest]
+    covered = b"".join(parts)
     return covered + _format_checksum(covered)
 
 
 def _encode_blocks(state: ChatState, earlier: ChatState | None) -> bytes:
     """Return the blocks of a state as JSON, separated by commas."""
-    known, blocks = earlier.blocks if earlier else (), state.blocks
-    encoded: bytes = getattr(earlier, "_encoded", b"")
-    if not encoded or len(known) > len(blocks) or not all(map(is_, known, blocks)):
-        known, encoded = (), b""
-    added = [each if is_plain(each) else dump_block(each) for each in blocks[len(known) :]]
-    encoded = b",".join(filter(None, (encoded, encode_json(added)[1:-1])))
-    _set_encoded(state, encoded)
+    encoded = b""
+    encoded_length = 0
+    if earlier is not None and _continues(state, earlier):
+        encoded = getattr(earlier, "_encoded", b"")
+        encoded_length = len(earlier.blocks) if encoded else 0
+    added = [_to_encodable(block) for block in state.blocks[encoded_length:]]
+    if added:
+        encoded_blocks = encode_json(added)[1:-1]
+        encoded = b",".join(filter(None, (encoded, encoded_blocks)))
+    structs.force_setattr(state, "_encoded", encoded)
     return encoded
+
+
+def _continues(state: ChatState, earlier: ChatState) -> bool:
+    """Return whether a state begins with the same block objects as an earlier one."""
+    is_long_enough = len(earlier.blocks) <= len(state.blocks)
+    return is_long_enough and all(map(is_, earlier.blocks, state.blocks))
+
+
+def _to_encodable(block: Block) -> object:
+    """Return what is encoded as the JSON of a block."""
+    return block if is_plain(block) else dump_block(block)
 
 
 def _format_checksum(covered: bytes) -> bytes:
@@ -212,10 +230,12 @@ def decode_state(
 ) -> ChatState | DiscardedState:
     """Decode state bytes, of any provider if ``provider`` is None. Never raises."""
     if is_encrypted(data):
-        opened = cipher.decrypt(data) if cipher else None
-        if opened is None:
-            return DiscardedState("wrong_key" if cipher else "encrypted")
-        data = opened
+        if cipher is None:
+            return DiscardedState("encrypted")
+        decrypted = cipher.decrypt(data)
+        if decrypted is None:
+            return DiscardedState("wrong_key")
+        data = decrypted
     if has_valid_checksum(data):
         try:
             state = _check_state(_decode(data[:-_CHECKSUM_LENGTH] + b"}"))
@@ -245,15 +265,18 @@ def _decode_members(data: bytes, provider: str | None) -> ChatState | DiscardedS
         return DiscardedState("provider", _read_provider(members) or "not named", members)
     try:
         encode(members)  # which rejects lone surrogates
-        return import_messages(members) if version == MESSAGES_VERSION else _convert(members)
+        if version == MESSAGES_VERSION:
+            return import_messages(members)
+        return _convert(members)
     except (KedgeError, ValueError, LookupError, TypeError, AttributeError) as error:
         return DiscardedState("malformed", type(error).__name__, members)
 
 
 def _convert(members: Json) -> ChatState:
-    known = {name: member for name, member in members.items() if name != "checksum"}
-    blocks = [load_block(form) for form in cast("list[object]", known.pop("blocks", ()))]
-    state = msgspec.convert(known, ChatState, dec_hook=decode_special)
+    """Return the state of its members, with blocks that this version of Kedge does not know."""
+    fields = {name: member for name, member in members.items() if name != "checksum"}
+    blocks = [load_block(form) for form in cast("list[object]", fields.pop("blocks", ()))]
+    state = msgspec.convert(fields, ChatState, dec_hook=decode_special)
     return _check_state(structs.replace(state, blocks=tuple(blocks)))
 
 
@@ -285,8 +308,9 @@ def as_bytes(state: object) -> bytes:
 
 def has_valid_checksum(data: bytes) -> bool:
     """Return whether the checksum at the end matches all bytes before it."""
-    covered, tail = data[:-_CHECKSUM_LENGTH], data[-_CHECKSUM_LENGTH:]
-    return tail == _format_checksum(covered)
+    covered = data[:-_CHECKSUM_LENGTH]
+    checksum = data[-_CHECKSUM_LENGTH:]
+    return checksum == _format_checksum(covered)
 
 
 def state_from_turn(turn: Turn, provider: str, processed_length: int) -> ChatState:
@@ -302,13 +326,15 @@ def state_from_turn(turn: Turn, provider: str, processed_length: int) -> ChatSta
     memory = get_state(turn)
     state = ChatState(provider, history.blocks, processed_length, memory, turn.id, data)
     if not turn.extra:  # which is not stored, so that the next call must not have it either
-        _set_history(state, set_state(history, memory))
+        structs.force_setattr(state, "_history", set_state(history, memory))
     return state
 
 
 def _read_provider(members: Mapping[str, Any]) -> str:
     name = members.get("provider")
-    return name[:80] if isinstance(name, str) else ""
+    if not isinstance(name, str):
+        return ""
+    return name[:80]
 
 
 def import_messages(members: Json) -> ChatState:
@@ -324,17 +350,17 @@ def import_messages(members: Json) -> ChatState:
     messages = members["messages"]
     if not isinstance(messages, list) or not all(map(_is_message, cast("list[object]", messages))):
         raise ValueError("messages are objects with a role or a type")
-    converted = [blocks_from_message(each) for each in cast("list[Json]", messages)]
+    blocks_of_messages = [blocks_from_message(message) for message in cast("list[Json]", messages)]
     processed = members["processed_length"]
-    if type(processed) is not int or not 0 <= processed <= len(converted):
+    if type(processed) is not int or not 0 <= processed <= len(blocks_of_messages):
         raise ValueError("processed_length is not a number of messages")
-    seen = sum(map(len, converted[:processed]))
-    blocks = [block for each in converted for block in each]
+    processed_blocks = sum(map(len, blocks_of_messages[:processed]))
+    blocks = list(chain.from_iterable(blocks_of_messages))
     _check_items([item_from_block(block) for block in blocks if block.kind != "reasoning"])
     lead = count_leading(blocks)
     provider = check_text(members["provider"], "provider")
-    state = ChatState(provider, tuple(blocks[lead:]), max(0, seen - lead))
-    _set_imported(state, True)
+    state = ChatState(provider, tuple(blocks[lead:]), max(0, processed_blocks - lead))
+    structs.force_setattr(state, "_imported", True)
     return state
 
 
@@ -418,25 +444,26 @@ def build_report(data: bytes, provider: str | None, cipher: FernetCipher | None)
     """Return a report on state bytes, of any provider if ``provider`` is None. Never raises."""
     if not data:
         return StateReport(True, 0)
-    found = decode_state(data, provider, cipher)
-    known: dict[str, Any] = {"size": len(data), "encrypted": is_encrypted(data)}
-    if isinstance(found, DiscardedState):
-        version = found.members.get("version")
+    state = decode_state(data, provider, cipher)
+    if isinstance(state, DiscardedState):
+        version = state.members.get("version")
         return StateReport(
             False,
-            **known,
-            reason=found.reason,
-            problem=str(found),
+            len(data),
+            reason=state.reason,
+            problem=str(state),
+            encrypted=is_encrypted(data),
             version=version if type(version) is int else None,
-            provider=_read_provider(found.members),
+            provider=_read_provider(state.members),
         )
     return StateReport(
         True,
-        **known,
-        version=MESSAGES_VERSION if found.is_imported else VERSION,
-        provider=found.provider,
-        blocks=len(found.blocks),
-        processed_length=found.processed_length,
-        responses=len(found.memory.anchors),
-        kinds=FrozenMap(Counter(block.kind for block in found.blocks)),
+        len(data),
+        encrypted=is_encrypted(data),
+        version=MESSAGES_VERSION if state.is_imported else VERSION,
+        provider=state.provider,
+        blocks=len(state.blocks),
+        processed_length=state.processed_length,
+        responses=len(state.memory.anchors),
+        kinds=FrozenMap(Counter(block.kind for block in state.blocks)),
     )

@@ -98,8 +98,9 @@ class Checkpoint(msgspec.Struct):
         if kind == "failed":  # beside the path; its response is no anchor
             return NO_CHANGES
         state = get_state(self.turn)
-        known = state if anchor is None else state.with_anchor(anchor)
-        return compare_anchors(known.anchors, turn)
+        if anchor is not None:
+            state = state.with_anchor(anchor)
+        return compare_anchors(state.anchors, turn)
 
     async def _adopt(self, node: Node, head: int | None) -> None:
         """Move to a node that another process has stored, and move the head there unless that process did."""
@@ -125,11 +126,16 @@ def limit_retention(turn: Turn, retention: float | None) -> Turn:
     if retention is None:
         return turn
     state = get_state(turn)
-    expiries = [limit_expiry(each.created_at, each.expires_at, retention) for each in state.anchors]
-    if expiries == [each.expires_at for each in state.anchors]:
+    expiries = [
+        limit_expiry(anchor.created_at, anchor.expires_at, retention) for anchor in state.anchors
+    ]
+    if expiries == [anchor.expires_at for anchor in state.anchors]:
         return turn
-    limited = map(lambda each, at: replace(each, expires_at=at), state.anchors, expiries)
-    return set_state(turn, replace(state, anchors=tuple(limited)))
+    limited = tuple(
+        replace(anchor, expires_at=expiry)
+        for anchor, expiry in zip(state.anchors, expiries, strict=True)
+    )
+    return set_state(turn, replace(state, anchors=limited))
 
 
 class RunRecorder(msgspec.Struct):
@@ -143,7 +149,8 @@ class RunRecorder(msgspec.Struct):
     def record_exchange(self, request: bytes, reply: bytes, status: int | None) -> None:
         """Record the bodies of a request and its reply, after the guards of the stack."""
         if self.filters:
-            request, reply = (_filter_body(body, self.filters) for body in (request, reply))
+            request = _filter_body(request, self.filters)
+            reply = _filter_body(reply, self.filters)
         self._add("exchanges", StoredExchange(request, reply, status, self.clock()))
 
     def record_event(self, event: Event) -> None:
@@ -164,7 +171,8 @@ class RunRecorder(msgspec.Struct):
 
     def drain_telemetry(self) -> Telemetry:
         """Return the data recorded since the last call."""
-        recorded, self.recorded = self.recorded, NO_TELEMETRY
+        recorded = self.recorded
+        self.recorded = NO_TELEMETRY
         return recorded
 
     def _add(self, kind: str, row: object) -> None:

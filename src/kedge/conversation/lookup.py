@@ -64,18 +64,20 @@ async def find_position(
     if not isinstance(at, str | Block):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidType(f"a position is a node, a block or an id, not {describe_type(at)}")
     block_id = at if isinstance(at, str) else at.id
-    index = next((i for i, block in enumerate(blocks) if block.id == block_id), None)
-    if index is None:
-        if not isinstance(at, str):
-            raise NotInStore(f"there is no block {block_id!r} at the head of this conversation")
+    block_ids = [block.id for block in blocks]
+    if block_id in block_ids:
+        length = block_ids.index(block_id) + 1
+        return _find_block_node(await store.path(row), length), length
+    if isinstance(at, str):
         node = await store.find_node(row, at)
         return node, node.length
-    path = await store.path(row)
-    length = index + 1
-    # The first node with these blocks, none of which a later node of the path removes.
-    removed = max((node.depth for node in path if node.kept < length), default=-1)
-    found = (node for node in path if node.length >= length and node.depth >= removed)
-    return next(found), length
+    raise NotInStore(f"there is no block {block_id!r} at the head of this conversation")
+
+
+def _find_block_node(path: Sequence[Node], length: int) -> Node:
+    """Return the first node of a path with the first blocks of its end, none of which a later node removes."""
+    last_removal = max((node.depth for node in path if node.kept < length), default=-1)
+    return next(node for node in path if node.length >= length and node.depth >= last_removal)
 
 
 def get_node_number(row: ConversationRow, node: int | Node) -> int:
@@ -165,12 +167,14 @@ async def find_resume_point(
 
 def _find_pending_question(pending: Sequence[Node], head: int) -> int:
     """Return the newest question at the head that has no answer."""
-    here = [node.id for node in pending if head in (node.id, node.parent)]
-    if here:
-        return here[-1]
-    elsewhere = ", ".join(str(node.id) for node in pending)
-    further = f"; unanswered elsewhere in its tree: nodes {elsewhere}" if elsewhere else ""
-    raise NotInStore(f"there is no unanswered question at the head of this conversation{further}")
+    questions_at_head = [node.id for node in pending if head in (node.id, node.parent)]
+    if questions_at_head:
+        return questions_at_head[-1]
+    problem = "there is no unanswered question at the head of this conversation"
+    if pending:
+        numbers = ", ".join(str(node.id) for node in pending)
+        problem = f"{problem}; unanswered elsewhere in its tree: nodes {numbers}"
+    raise NotInStore(problem)
 
 
 @checked
@@ -233,7 +237,8 @@ async def find_anchors(
     """
     if not needs_lookup(turn, scope):
         return []
-    covered, index = covered_count(turn), get_prefix_index(turn)
+    covered = covered_count(turn)
+    index = get_prefix_index(turn)
     digests = [index.digest(count) for count in range(covered, 0, -1)]
     async with use_store(store) as opened:
         return await opened.candidates(scope, digests, retention=retention)
@@ -241,7 +246,8 @@ async def find_anchors(
 
 def needs_lookup(turn: Turn, scope: str) -> bool:
     """Return whether the index of a store is searched for a Turn: no record of the Turn itself is valid."""
-    covered, index = covered_count(turn), get_prefix_index(turn)
+    covered = covered_count(turn)
+    index = get_prefix_index(turn)
     return bool(scope) and not any(
         record.scope == scope
         and record.status == "completed"
@@ -266,10 +272,12 @@ async def add_candidates(
         options: The options of ``Request.of``.
         retention: Seconds for which the provider is assumed to store a response.
     """
-    sent = engine.plan(turn, **options).source  # as changed by middleware
+    planned_turn = engine.plan(turn, **options).source  # as changed by middleware
     scope = getattr(unwrap(engine), "scope", "")
-    found = await find_anchors(store, sent, scope, retention) if isinstance(sent, Turn) else []
-    return {**options, "candidates": (*options.get("candidates", ()), *found)}
+    anchors: list[AnchorRecord] = []
+    if isinstance(planned_turn, Turn):
+        anchors = await find_anchors(store, planned_turn, scope, retention)
+    return {**options, "candidates": (*options.get("candidates", ()), *anchors)}
 
 
 def find_recorded_model(row: ConversationRow, response: RequestRecord | None) -> str:
@@ -287,14 +295,17 @@ def find_recorded_model(row: ConversationRow, response: RequestRecord | None) ->
         A model string. For a model of ``kedge serve`` with another name than ``practice`` it begins with
         ``kedge:``, which only that server can use.
     """
-    data = row.data.get(MODEL_KEY)
-    stored = data if isinstance(data, str) else ""
+    model = row.data.get(MODEL_KEY)
+    if not isinstance(model, str):
+        model = ""
     if response is None:
-        return stored
+        return model
     if response.scope.startswith(SERVER_SCOPE):
-        return response.model if response.model == "practice" else f"kedge:{response.model}"
-    if response.provider in (stored.partition(":")[0], "practice"):
-        return stored or response.provider
+        if response.model == "practice":
+            return "practice"
+        return f"kedge:{response.model}"
+    if response.provider in (model.partition(":")[0], "practice"):
+        return model or response.provider
     return name_model(response.provider, response.scope, response.model)
 
 
