@@ -169,16 +169,14 @@ class AccessPolicy:
             too_large = Rejection(errors.HEADERS_TOO_LARGE, values={"most": self.header_bytes})
             return Access(rejection=too_large)
         try:
-            needs_token = self.token is not None or (
-                self.registry is not None and await self.registry.is_required()
-            )
+            needs_token = await self._needs_token()
             host = parse_host_name(read_header(scope, b"host"))
             if not (needs_token or self.any_host or is_loopback(host.strip("[]"))):
                 return Access(rejection=Rejection(errors.HOST_NOT_ALLOWED))
             checks_origin = presented.checks_origin
-            if (not needs_token if checks_origin is None else checks_origin) and not is_same_origin(
-                scope
-            ):
+            if checks_origin is None:
+                checks_origin = not needs_token
+            if checks_origin and not is_same_origin(scope):
                 return Access(rejection=Rejection(errors.ORIGIN_NOT_ALLOWED))
             if presented.is_public or not needs_token:
                 return Access()
@@ -188,20 +186,27 @@ class AccessPolicy:
                 return Access()
             return Access(rejection=reject_outage(error))
 
+    async def _needs_token(self) -> bool:
+        """Return whether requests need a token: that of the server, or a named one."""
+        if self.token is not None:
+            return True
+        return self.registry is not None and await self.registry.is_required()
+
     async def _identify(self, scope: Scope, presented: Credentials) -> Access:
-        found = await self.find_sender(presented)
-        if found is None:
-            return Access(
-                rejection=Rejection(
-                    errors.API_KEY_INVALID if presented.token else errors.API_KEY_MISSING
-                )
-            )
-        grant = Grant(found.caller, presented.session if found.is_session else "")
-        if found.caller is None:
-            return Access(grant=grant if found.is_session else None)
-        needed = "page" if found.is_session else presented.needed
-        is_counted = counts_as_request(scope, needed, is_session=found.is_session)
-        decision = await self._check_caller(found.caller, needed, is_counted)
+        sender = await self.find_sender(presented)
+        if sender is None:
+            error = errors.API_KEY_INVALID if presented.token else errors.API_KEY_MISSING
+            return Access(rejection=Rejection(error))
+        session = ""
+        needed = presented.needed
+        if sender.is_session:
+            session = presented.session
+            needed = "page"
+        grant = Grant(sender.caller, session)
+        if sender.caller is None:
+            return Access(grant=grant if sender.is_session else None)
+        is_counted = counts_as_request(scope, needed, is_session=sender.is_session)
+        decision = await self._check_caller(sender.caller, needed, is_counted)
         return decision._replace(grant=grant)
 
     async def is_valid(self, grant: Grant) -> bool:
@@ -271,7 +276,9 @@ class AccessPolicy:
         if self.registry is None or not presented.token:
             return None
         caller = await self.registry.find(presented.token.decode("latin-1"))
-        return None if caller is None else FoundCaller(caller)
+        if caller is None:
+            return None
+        return FoundCaller(caller)
 
     def matches_token(self, candidate: bytes) -> bool:
         """Return whether this is the token, in constant time."""
@@ -287,11 +294,13 @@ def reject_outage(error: StoreError) -> Rejection:
 
 def check_counts(caller: AccessToken, counts: TokenUse) -> Access:
     """Check the counts of a named token against its limits."""
-    limits = (caller.requests_per_minute, caller.tokens_per_minute)
     seconds = math.ceil(counts.seconds_left)
     headers: dict[str, str] = {}
-    used = zip(("requests", "tokens"), limits, (counts.requests, counts.tokens), strict=True)
-    for name, limit, count in used:
+    limited = (
+        ("requests", caller.requests_per_minute, counts.requests),
+        ("tokens", caller.tokens_per_minute, counts.tokens),
+    )
+    for name, limit, count in limited:
         if limit is not None:
             headers[f"x-ratelimit-limit-{name}"] = str(limit)
             headers[f"x-ratelimit-remaining-{name}"] = str(max(limit - count, 0))
@@ -341,7 +350,9 @@ def is_compressed(scope: Scope) -> bool:
 def read_bearer_token(scope: Scope) -> bytes:
     """Return the bearer token of the ``Authorization`` header, or an empty value."""
     scheme, _, token = read_header(scope, b"authorization").partition(b" ")
-    return token.strip() if scheme.lower() == b"bearer" else b""
+    if scheme.lower() != b"bearer":
+        return b""
+    return token.strip()
 
 
 def read_header(scope: Scope, header_name: bytes) -> bytes:

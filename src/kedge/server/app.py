@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
+from http import HTTPStatus
 from itertools import count
 from typing import Any
 
@@ -16,6 +17,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import Scope
 from starlette.websockets import WebSocket
 
 from kedge._internal.urls import find_doubled_part
@@ -121,16 +123,7 @@ async def _respond_error(connection: HTTPConnection, error: Exception) -> Respon
         case ApiError():
             return http.build_error_response(connection.scope, error)
         case HTTPException():
-            is_known = error.status_code == 405
-            path = connection.scope["path"]
-            part = "" if is_known else find_doubled_part(path)
-            template = errors.METHOD_NOT_ALLOWED if is_known else errors.UNKNOWN_ROUTE
-            template = errors.DOUBLED_ROUTE if part else template
-            route = template(method=connection.scope["method"], path=path, part=part)
-            response = http.build_error_response(connection.scope, route)
-            if is_known:
-                response.headers["allow"] = http.format_allowed_methods(ROUTES, connection.scope)
-            return response
+            return _respond_unrouted(connection.scope, error)
         case ClientDisconnect():
             return http.respond_encoded(b"")  # there is no client to read it
         case StoreError():
@@ -139,6 +132,22 @@ async def _respond_error(connection: HTTPConnection, error: Exception) -> Respon
             return http.build_error_response(connection.scope, failure)
         case _:
             raise error
+
+
+def _respond_unrouted(scope: Scope, error: HTTPException) -> Response:
+    """Respond to a request for a route that does not exist, or that does not have its method."""
+    method = scope["method"]
+    path = scope["path"]
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        not_allowed = errors.METHOD_NOT_ALLOWED(method=method, path=path)
+        response = http.build_error_response(scope, not_allowed)
+        response.headers["allow"] = http.format_allowed_methods(ROUTES, scope)
+        return response
+    doubled_part = find_doubled_part(path)
+    if doubled_part:
+        doubled = errors.DOUBLED_ROUTE(method=method, path=path, part=doubled_part)
+        return http.build_error_response(scope, doubled)
+    return http.build_error_response(scope, errors.UNKNOWN_ROUTE(method=method, path=path))
 
 
 EXPECTED_ERRORS = (ApiError, StoreError, HTTPException, ClientDisconnect)
@@ -172,12 +181,13 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         work = [_repeat(settings.purge_every, partial(_purge, service))]
-        if (claims := service.claims) is not None:
+        claims = service.claims
+        if claims is not None:
             # In a separate thread, so that nothing delays it.
             renew = partial(asyncio.to_thread, claims.renew)
             watch = partial(_watch_claims, service, claims, background, count())
             work += [_repeat(claims.lease_seconds / 3, renew), _repeat(WATCH_SECONDS, watch)]
-        tasks = [asyncio.create_task(each) for each in work]
+        tasks = [asyncio.create_task(repeated) for repeated in work]
         try:
             yield
         finally:

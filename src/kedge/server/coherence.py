@@ -76,7 +76,7 @@ class IdSet(Struct, frozen=True):
     sets: tuple[frozenset[str], ...] = ()
 
     def __contains__(self, id: str) -> bool:
-        return any(id in one for one in self.sets)
+        return any(id in ids for ids in self.sets)
 
     def union(self, new: Collection[str]) -> "IdSet":
         """Return a version that also contains these ids."""
@@ -135,9 +135,9 @@ def check_outputs_called(
         return
     type, key = orphan
     hint = find_meant_call(orphan, open_calls, new, lookup)
-    raise errors.NO_TOOL_CALL(
-        output=type.replace("_", " "), call_id=key, hint=f" {hint}" if hint else ""
-    )
+    if hint:
+        hint = f" {hint}"
+    raise errors.NO_TOOL_CALL(output=type.replace("_", " "), call_id=key, hint=hint)
 
 
 def find_meant_call(
@@ -162,9 +162,10 @@ def find_meant_call(
     ids = list(dict.fromkeys(call.keys[0] for call in open_calls.values()))
     if not ids:
         return ""
-    listed = ", ".join(ids[:MAX_LISTED_CALLS])
-    more = ", …" if len(ids) > MAX_LISTED_CALLS else ""
-    return f"Calls without an output: {listed}{more}."
+    names = ids[:MAX_LISTED_CALLS]
+    if len(ids) > MAX_LISTED_CALLS:
+        names.append("…")
+    return f"Calls without an output: {', '.join(names)}."
 
 
 def check_calls_answered(open_calls: OpenCalls) -> None:

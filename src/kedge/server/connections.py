@@ -42,7 +42,9 @@ def raise_descriptor_limit() -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = USEFUL_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, USEFUL_DESCRIPTORS)
+    wanted = USEFUL_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(hard, USEFUL_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):  # macOS has another, lower limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -55,7 +57,9 @@ def get_descriptor_limit() -> int:
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return USEFUL_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, USEFUL_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY:
+        return USEFUL_DESCRIPTORS
+    return min(soft, USEFUL_DESCRIPTORS)
 
 
 def find_address(transport: asyncio.Transport) -> IPv4Address | IPv6Address | None:
@@ -131,7 +135,7 @@ class ConnectionTable(ServerState):
         super().__init__()
         self._most = most
         self._most_each = max(1, int(most * CLIENT_SHARE))
-        names = trusted_proxies.split(",") if trusted_proxies else ()
+        names = filter(None, trusted_proxies.split(","))
         self._proxies = [ip_network(name.strip()) for name in names]
         self._clients: dict[str, ClientConnections] = {}
         self._client_of: dict[asyncio.Transport, ClientConnections] = {}
@@ -198,11 +202,11 @@ class ConnectionTable(ServerState):
             progress = measure_progress(transport)
             if not progress[0]:
                 continue
-            known = self._waiting.get(transport)
-            if known is None or known.progress != progress:
+            response = self._waiting.get(transport)
+            if response is None or response.progress != progress:
                 waiting[transport] = UnreadResponse(progress, now)
-            elif now - known.since <= seconds:
-                waiting[transport] = known
+            elif now - response.since <= seconds:
+                waiting[transport] = response
             else:
                 unread.append(transport)
         self._waiting = waiting

@@ -91,7 +91,9 @@ class ContentCipher:
             return None
         self.require("input")
         data = self._cipher.decrypt(text.encode())
-        return None if data is None else decode(zlib.decompress(data))
+        if data is None:
+            return None
+        return decode(zlib.decompress(data))
 
 
 TRIGGER_TYPE = "compaction_trigger"
@@ -129,22 +131,24 @@ def compact(items: Sequence[Item], max_tokens: int) -> CompactedContext:
     max_tokens -= count_items(question)
     tail = _fit_tail(answer, max_tokens)
     max_tokens -= count_items(tail)
-    earlier = _fit_items(
-        [item for item in items[:start] if item.get("role") in RETAINED_ROLES], max_tokens
-    )
-    retained = [*earlier, *question, *tail]
+    earlier = [item for item in items[:start] if item.get("role") in RETAINED_ROLES]
+    retained = [*_fit_items(earlier, max_tokens), *question, *tail]
     retained_ids = {id(item) for item in retained}
-    return CompactedContext([item for item in items if id(item) not in retained_ids], retained)
+    omitted = [item for item in items if id(item) not in retained_ids]
+    return CompactedContext(omitted, retained)
 
 
 def retain_user_messages(compacted: CompactedContext, items: Sequence[Item]) -> CompactedContext:
     """Retain every message of the user as well, regardless of the number of tokens."""
-    retained = {id(item) for item in compacted.retained_items}
-    is_retained = [id(item) in retained or item.get("role") == "user" for item in items]
-    return CompactedContext(
-        [item for item, retained in zip(items, is_retained, strict=True) if not retained],
-        [item for item, retained in zip(items, is_retained, strict=True) if retained],
-    )
+    retained_ids = {id(item) for item in compacted.retained_items}
+    omitted: list[Item] = []
+    retained: list[Item] = []
+    for item in items:
+        if id(item) in retained_ids or item.get("role") == "user":
+            retained.append(item)
+        else:
+            omitted.append(item)
+    return CompactedContext(omitted, retained)
 
 
 def find_newest_exchange(items: Sequence[Item]) -> int:
@@ -158,15 +162,17 @@ def find_newest_exchange(items: Sequence[Item]) -> int:
 def _fit_tail(items: Sequence[Item], max_tokens: int) -> Sequence[Item]:
     """Return the longest end of the items that fits, or the shortest possible one."""
     tokens = 0
-    needed: set[str] = set()
+    unpaired_call_ids: set[str] = set()
     best: int | None = None
     for index in range(len(items) - 1, -1, -1):
         item = items[index]
         tokens += count_items([item])
         if best is not None and tokens > max_tokens:
             break
-        needed ^= {item["call_id"]} if "call_id" in item else set()
-        if not needed and (index == 0 or items[index - 1]["type"] != "reasoning"):
+        if "call_id" in item:
+            unpaired_call_ids ^= {item["call_id"]}
+        has_reasoning_before = index > 0 and items[index - 1]["type"] == "reasoning"
+        if not unpaired_call_ids and not has_reasoning_before:
             best = index
     return items if best is None else items[best:]
 
@@ -204,17 +210,26 @@ def _fit_items(items: Sequence[Item], max_tokens: int) -> list[Item]:
     return [item for index, item in enumerate(items) if index in positions]
 
 
+def _find_last_answer(items: Sequence[Item]) -> str:
+    """Return the text of the assistant's last message that has a text, or an empty text."""
+    for item in reversed(items):
+        if item.get("role") == "assistant":
+            text = " ".join(part.get("text", "") for part in item["content"])
+            if text:
+                return text
+    return ""
+
+
 def _build_note(omitted_items: Sequence[Item], summary: str) -> list[Item]:
     if not omitted_items:
         return []
     counts = Counter(item.get("role") or item["type"] for item in omitted_items)
     types = ", ".join(f"{number} {kind}" for kind, number in counts.items())
     text = f"Earlier items of this conversation were compacted: {types}."
-    said = [item["content"] for item in omitted_items if item.get("role") == "assistant"]
-    answers = filter(None, (" ".join(part.get("text", "") for part in each) for each in said))
+    last_answer = _find_last_answer(omitted_items)
     if summary:
         text += f" In summary: {summary}"
-    elif last := list(answers)[-1:]:
-        text += f" The last answer was: {last[0][:MAX_QUOTE_CHARS]}"
+    elif last_answer:
+        text += f" The last answer was: {last_answer[:MAX_QUOTE_CHARS]}"
     content = [{"type": "input_text", "text": text}]
     return [{"type": "message", "role": "developer", "content": content}]

@@ -44,8 +44,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.message = escape_surrogates(message)
         self.status = status
-        usual = "server_error" if status >= 500 else "invalid_request_error"
-        self.type = type or ("requests" if status == 429 else usual)
+        self.type = type or _get_error_type(status)
         self.param = None if param is None else escape_surrogates(param)
         self.code = code
         self.headers = dict(headers or {})
@@ -64,12 +63,22 @@ class ApiError(Exception):
         }
 
 
+def _get_error_type(status: int) -> str:
+    """Return the type of most errors with this HTTP status."""
+    if status == 429:
+        return "requests"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
 def encode_error_event(
     error: Mapping[str, Any], stream_id: str | None = None, **members: object
 ) -> bytes:
     """Encode an error as an event of a WebSocket: unlike in a stream, it is a member of the event."""
-    lane = {} if stream_id is None else {"stream_id": stream_id}
-    return encode({"type": "error", **members, **lane, "error": error})
+    event: dict[str, object] = {"type": "error", **members}
+    if stream_id is not None:
+        event["stream_id"] = stream_id
+    event["error"] = error
+    return encode(event)
 
 
 class ErrorTemplate(Struct, frozen=True):
@@ -91,7 +100,8 @@ class ErrorTemplate(Struct, frozen=True):
             param=None if self.param is None else self.param.format_map(truncated),
             code=self.code,
         )
-        error.template, error.values = self, truncated
+        error.template = self
+        error.values = truncated
         return error
 
 
@@ -101,7 +111,9 @@ MAX_ECHO_CHARS = 1000
 
 def _truncate_value(value: object) -> str:
     text = str(value)
-    return text if len(text) <= MAX_ECHO_CHARS else text[:MAX_ECHO_CHARS] + "…"
+    if len(text) <= MAX_ECHO_CHARS:
+        return text
+    return text[:MAX_ECHO_CHARS] + "…"
 
 
 def _path_error(message: str, code: str) -> ErrorTemplate:

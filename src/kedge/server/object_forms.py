@@ -96,7 +96,10 @@ class NodeKeys:
     def parse_id(self, form: re.Pattern[str], id: str) -> tuple[int, str] | None:
         """Return the number and the key in an id, or None if it has another form."""
         match = form.fullmatch(id)
-        return match and (self.parse_node(match[1]), match[1])
+        if match is None:
+            return None
+        key = match[1]
+        return self.parse_node(key), key
 
     def _compute_mask(self, random: str) -> int:
         size = NODE_DIGITS // 2
@@ -165,9 +168,11 @@ _counter: ContextVar[CountText] = ContextVar("token counter", default=tokens.cou
 """Counts a text; in a request that was counted in a thread, it returns the stored counts."""
 
 
-def list_input(given: str | Sequence[Item]) -> Sequence[Item]:
+def list_input(input: str | Sequence[Item]) -> Sequence[Item]:
     """Return the items of a request's input; a text is one message of the user."""
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if isinstance(input, str):
+        return [{"role": "user", "content": input}]
+    return input
 
 
 def count_text(text: str) -> int:
@@ -210,14 +215,14 @@ def measure_texts(value: object) -> int:
     size = 0
     pending: list[Any] = [value]
     while pending:
-        each = pending.pop()
-        kind = _get_type(each)
-        if kind is str:
-            size += len(each)
-        elif kind is dict:
-            pending += each.values()
-        elif kind is list or kind is tuple:
-            pending += each
+        part = pending.pop()
+        part_type = _get_type(part)
+        if part_type is str:
+            size += len(part)
+        elif part_type is dict:
+            pending += part.values()
+        elif part_type is list or part_type is tuple:
+            pending += part
     return size
 
 
@@ -293,11 +298,13 @@ def build_finished_fields(
     *, reason: str | None, now: int, usage: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Build the result fields of a completed response or, with a ``reason``, of an incomplete one."""
+    if reason is None:
+        return {**IN_PROGRESS_FIELDS, "status": "completed", "completed_at": now, "usage": usage}
+    details = {"reason": reason}
     return {
-        "status": "incomplete" if reason else "completed",
-        "completed_at": None if reason else now,
-        "error": None,
-        "incomplete_details": {"reason": reason} if reason else None,
+        **IN_PROGRESS_FIELDS,
+        "status": "incomplete",
+        "incomplete_details": details,
         "usage": usage,
     }
 
@@ -315,15 +322,20 @@ def build_failed_fields(status: str, cause: ApiError | str | None = None) -> dic
         status: One of these two.
         cause: The error of the model, or a message; by default an internal error.
     """
-    reported = cause if isinstance(cause, ApiError) else INTERNAL_ERROR()
-    message = cause if isinstance(cause, str) else reported.message
-    error = {"code": FAILURE_CODES.get(reported.status, "server_error"), "message": message}
-    return {**IN_PROGRESS_FIELDS, "status": status, "error": error if status == "failed" else None}
+    fields: dict[str, Any] = {**IN_PROGRESS_FIELDS, "status": status}
+    if status == "failed":
+        error = cause if isinstance(cause, ApiError) else INTERNAL_ERROR()
+        message = cause if isinstance(cause, str) else error.message
+        code = FAILURE_CODES.get(error.status, "server_error")
+        fields["error"] = {"code": code, "message": message}
+    return fields
 
 
 def build_usage(usage: "ModelUsage") -> dict[str, Any]:
     """Build the ``usage`` object."""
-    written = usage.input - usage.cached if usage.input >= MIN_CACHED_TOKENS else 0
+    written = 0
+    if usage.input >= MIN_CACHED_TOKENS:
+        written = usage.input - usage.cached
     return {
         "input_tokens": usage.input,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": written},

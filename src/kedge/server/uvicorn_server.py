@@ -144,11 +144,13 @@ class LimitedServer(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = {number: signal.signal(number, self.handle_exit) for number in HANDLED_SIGNALS}
+        previous_handlers = {
+            number: signal.signal(number, self.handle_exit) for number in HANDLED_SIGNALS
+        }
         try:
             yield
         finally:
-            for number, handler in previous.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
 
     async def on_tick(self, counter: int) -> bool:
@@ -268,8 +270,8 @@ async def stop_listening(server: uvicorn.Server, listeners: Sequence[socket.sock
         # A connection that is accepted but not yet announced when its server is closed would
         # stay open forever (an assertion fails inside asyncio before Python 3.12).
         await asyncio.sleep(0)
-    for each in (*server.servers, *listeners):
-        each.close()
+    for listener in (*server.servers, *listeners):
+        listener.close()
 
 
 def bind(host: str, port: int) -> socket.socket:

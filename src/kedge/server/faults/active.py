@@ -104,7 +104,10 @@ class Faults:
             name: The kind to deactivate; None for all.
         """
         with self._lock:
-            self._arm({} if name is None else self._list_others(name))
+            armed: Mapping[str, Fault] = {}
+            if name is not None:
+                armed = self._list_others(name)
+            self._arm(armed)
 
     def consume(self, fault: Fault) -> None:
         """Count down the ``times`` of a fault that applied to one request."""
@@ -112,8 +115,10 @@ class Faults:
             active = self.armed.get(fault.name)
             if active is None or active.times is None:
                 return
-            left = {fault.name: replace(active, times=active.times - 1)} if active.times > 1 else {}
-            self._arm(self._list_others(fault.name) | left)
+            armed = self._list_others(fault.name)
+            if active.times > 1:
+                armed[fault.name] = replace(active, times=active.times - 1)
+            self._arm(armed)
 
     def _list_others(self, name: str) -> dict[str, Fault]:
         return {other: fault for other, fault in self.armed.items() if other != name}

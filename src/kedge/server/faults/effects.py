@@ -98,9 +98,12 @@ def register(
 
 
 def _choice_argument(*choices: str, default: str | None = None) -> FaultArgument:
-    values = {choice: choice for choice in choices}
-    placeholder, expected = "|".join(choices), f"one of {', '.join(choices)}"
-    return FaultArgument(placeholder, expected, values.__getitem__, default=default)
+    return FaultArgument(
+        placeholder="|".join(choices),
+        expected=f"one of {', '.join(choices)}",
+        parse={choice: choice for choice in choices}.__getitem__,
+        default=default,
+    )
 
 
 def _parse_integer(text: str) -> int:
@@ -172,8 +175,9 @@ StreamStep = Callable[[StreamEvent | None], Iterable[StreamEvent]]
 
 
 def _is_selected(event: StreamEvent, fault: Fault) -> bool:
-    """Return whether a fault applies to events of this type; for chunks of a chat completion, that of their object."""
-    return fault.options["only"] in (None, str(event.get("type") or event.get("object") or ""))
+    """Return whether a fault applies to an event of this type; chunks of a chat completion have an object instead."""
+    event_type = str(event.get("type") or event.get("object") or "")
+    return fault.options["only"] in (None, event_type)
 
 
 class FrameRewriter:
@@ -204,21 +208,25 @@ class FrameRewriter:
 
     def flush(self) -> Iterable[bytes]:
         """Yield the events that the steps delayed, once, at the end."""
-        steps, self._steps = self._steps, ()
-        for number, step in enumerate(steps):
-            yield from map(encode_frame, self._apply_steps(step(None), steps[number + 1 :]))
+        steps = self._steps
+        self._steps = ()
+        for number, step in enumerate(steps, start=1):
+            later_steps = steps[number:]
+            yield from map(encode_frame, self._apply_steps(step(None), later_steps))
 
     def _apply_steps(
         self, events: Iterable[StreamEvent], steps: Sequence[StreamStep]
     ) -> Iterable[StreamEvent]:
         for step in steps:
-            events = [out for event in events for out in step(event)]
+            events = [changed for event in events for changed in step(event)]
         return events
 
 
 def encode_frame(event: StreamEvent) -> bytes:
     """Encode one event as the server does."""
-    return encode_event(event) if "type" in event else encode_data(event)
+    if "type" in event:
+        return encode_event(event)
+    return encode_data(event)
 
 
 Body = dict[str, Any]
@@ -264,7 +272,8 @@ class FaultedRequest(Struct):
         """Set the body that the client sent in the record of this request."""
         record: RecordedRequest | None = self.scope.get(RECORD_KEY)
         if record is not None:
-            record.raw, record.body = self.raw, self.body
+            record.raw = self.raw
+            record.body = self.body
 
     def build_request_body(self) -> bytes:
         """Return the body for the server, with the call ids of outputs that name an item id."""
@@ -285,10 +294,14 @@ class FaultedRequest(Struct):
         if not isinstance(item, dict):
             return item
         members = cast("Body", item)
-        _, key = OUTPUT_TYPES.get(str(members.get("type")), ("", ""))
-        call_id = str(members.get(key))
-        name = None if call_id in replayed else self.withheld_call_ids.get(call_id)
-        return members if not key or name is None else members | {key: name}
+        item_type = str(members.get("type"))
+        if item_type not in OUTPUT_TYPES:
+            return members
+        _, key = OUTPUT_TYPES[item_type]
+        item_id = str(members.get(key))
+        if item_id in replayed or item_id not in self.withheld_call_ids:
+            return members
+        return members | {key: self.withheld_call_ids[item_id]}
 
 
 def _select_dicts(value: object) -> list[Body]:
@@ -314,13 +327,17 @@ KINDS["fail_after_events"] = FaultKind(
 @register("status", "override", STATUS_ARGUMENT, {"retry_after": SECONDS_ARGUMENT})
 def reject_with_status(fault: Fault, request: FaultedRequest) -> Response:
     """The request is rejected with this HTTP status; retry_after sends the header of that name."""
-    after = fault.options["retry_after"]
-    templates = {429: errors.RATE_LIMITED(seconds=f"{after or 0:g}"), 500: errors.INTERNAL_ERROR()}
-    error = templates.get(fault.value) or errors.ApiError(
-        "The server rejects this request because a fault is active.", status=fault.value
-    )
-    if after is not None:
-        error.headers["retry-after"] = f"{after:g}"
+    retry_after = fault.options["retry_after"]
+    match fault.value:
+        case 429:
+            error = errors.RATE_LIMITED(seconds=f"{retry_after or 0:g}")
+        case 500:
+            error = errors.INTERNAL_ERROR()
+        case status:
+            message = "The server rejects this request because a fault is active."
+            error = errors.ApiError(message, status=status)
+    if retry_after is not None:
+        error.headers["retry-after"] = f"{retry_after:g}"
     return build_error_response(request.scope, error)
 
 
@@ -344,12 +361,16 @@ def omit_echo(fault: Fault, _: FaultedRequest, event: Body) -> None:
     not name the previous response or conversation either, with echo=late it does at its start
     only, with echo=missing the member is absent.
     """  # noqa: D205 - one sentence
-    echo, response = fault.options["echo"], event.get("response", {})
+    echo = fault.options["echo"]
+    response = event.get("response", {})
+    is_past_start = response.get("status") != "in_progress"
     for name in ("previous_response_id", "conversation"):
-        if echo == "missing" and response.get(name):
+        if not response.get(name):
+            continue
+        if echo == "missing":
             del response[name]
-        elif echo == "no" or (echo == "late" and response.get("status") != "in_progress"):
-            response |= {name: None} if name in response else {}
+        elif echo == "no" or (echo == "late" and is_past_start):
+            response[name] = None
 
 
 KINDS["remember"] = FaultKind(
@@ -399,12 +420,13 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
         return [_map_texts(each, change) for each in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return value
-    return {
-        name: change(each)
-        if name in TEXT_MEMBERS and isinstance(each, str)
-        else _map_texts(each, change)
-        for name, each in cast("Body", value).items()
-    }
+    changed: Body = {}
+    for name, member in cast("Body", value).items():
+        if name in TEXT_MEMBERS and isinstance(member, str):
+            changed[name] = change(member)
+        else:
+            changed[name] = _map_texts(member, change)
+    return changed
 
 
 @register("report_unstored", "edit", is_memory=True)
@@ -444,9 +466,10 @@ def change_completed(fault: Fault, _: FaultedRequest, event: Body) -> None:
     for item in output:
         if fault.value == "arguments" and "arguments" in item:
             item["arguments"] = '{"changed":true}'
-        for part in _select_dicts(item.get("content")) if fault.value == "text" else ():
-            if "text" in part:
-                part["text"] += " (changed)"
+        if fault.value == "text":
+            for part in _select_dicts(item.get("content")):
+                if "text" in part:
+                    part["text"] += " (changed)"
 
 
 @register("omit_output_index", "edit")
@@ -496,7 +519,11 @@ def duplicate_events(fault: Fault) -> StreamStep:
     """Every event is sent twice, or those of one type only."""
 
     def process(event: StreamEvent | None) -> Iterable[StreamEvent]:
-        return () if event is None else (event,) * (2 if _is_selected(event, fault) else 1)
+        if event is None:
+            return ()
+        if _is_selected(event, fault):
+            return (event, event)
+        return (event,)
 
     return process
 
@@ -512,7 +539,9 @@ def reorder_events(fault: Fault) -> StreamStep:
             return ()
         delayed = tuple(pending)
         pending.clear()
-        return delayed if event is None else (event, *delayed)
+        if event is None:
+            return delayed
+        return (event, *delayed)
 
     return process
 
@@ -550,10 +579,10 @@ def _iter_calls(event: Body) -> Iterable[tuple[Body, str]]:
             yield item, "call_id"
     for choice in _select_dicts(response.get("choices")):
         for message in _select_dicts([choice.get("delta"), choice.get("message")]):
-            yield from ((call, "id") for call in _select_dicts(message.get("tool_calls")))
-    for block in _select_dicts(
-        [event.get("content_block"), *_select_dicts(response.get("content"))]
-    ):
+            for call in _select_dicts(message.get("tool_calls")):
+                yield call, "id"
+    blocks = [event.get("content_block"), *_select_dicts(response.get("content"))]
+    for block in _select_dicts(blocks):
         if block.get("type") == "tool_use":
             yield block, "id"
 
@@ -569,10 +598,11 @@ def omit_call_names(_: Fault, __: FaultedRequest, event: Body) -> None:
 @register("omit_response_id", "edit")
 def omit_response_id(_: Fault, __: FaultedRequest, event: Body) -> None:
     """The response has no id."""
-    is_chunk = "choices" in event  # a chunk of a chat completion is the response itself
-    members = [event] if is_chunk else [event.get("response"), event.get("message")]
-    for holder in _select_dicts(members):
-        holder.pop("id", None)
+    responses = [event.get("response"), event.get("message")]
+    if "choices" in event:  # a chunk of a chat completion is the response itself
+        responses = [event]
+    for response in _select_dicts(responses):
+        response.pop("id", None)
 
 
 @register("refuse_encrypted_reasoning", "override")

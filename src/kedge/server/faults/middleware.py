@@ -49,8 +49,9 @@ class FaultyConnection:
     async def receive(self) -> Message:
         """Return the request once, then wait until the client disconnects or is cut off."""
         if self._request_body is not None:
-            request, self._request_body = self._request_body, None
-            return {"type": "http.request", "body": request, "more_body": False}
+            request_body = self._request_body
+            self._request_body = None
+            return {"type": "http.request", "body": request_body, "more_body": False}
         await receive_until(self._receive, self._is_cut)
         return DISCONNECT
 
@@ -69,7 +70,8 @@ class FaultyConnection:
 
     async def _start_response(self, message: Message) -> None:
         self._faulted_request.update_access_record()
-        self._status, self._headers = message["status"], message["headers"]
+        self._status = message["status"]
+        self._headers = message["headers"]
         if dict(self._headers).get(b"content-type", b"").startswith(b"text/event-stream"):
             steps = [
                 step(self._faulted_request.record_fault(fault))
@@ -87,7 +89,9 @@ class FaultyConnection:
             return self._headers
         self._faulted_request.record_fault(fault)
         others = [pair for pair in self._headers if pair[0] != b"content-type"]
-        return others if fault.value == "none" else [*others, (b"content-type", b"text/plain")]
+        if fault.value == "none":
+            return others
+        return [*others, (b"content-type", b"text/plain")]
 
     def _edit_event(self, event: Body) -> None:
         for fault, edit in iter_effects(self._armed, "edit"):
@@ -161,6 +165,8 @@ def iter_effects(armed: Mapping[str, Fault], effect: str) -> Iterator[tuple[Faul
 
 FAULT_PATHS = frozenset({effects.RESPONSES_PATH, "/v1/chat/completions", "/v1/messages"})
 """The endpoints to which faults apply."""
+STORED_PATHS = f"{effects.RESPONSES_PATH}/"
+"""The beginning of the paths of stored responses."""
 
 
 class FaultMiddleware:
@@ -175,17 +181,20 @@ class FaultMiddleware:
         """Handle a request with the active faults."""
         armed = self._faults.armed
         is_active = bool(armed or self._withheld_call_ids) and _is_loopback(scope)
-        method = scope.get("method") if is_active else ""
-        if method == "GET" and scope["path"].startswith(f"{effects.RESPONSES_PATH}/"):
-            if (hidden := armed.get("hide_stored")) is not None:
-                self._faults.consume(hidden)
-                error = errors.RESPONSE_NOT_FOUND(id=scope["path"].split("/")[3])
-                await build_error_response(scope, error)(scope, receive, send)
-                return
-        elif method == "POST" and scope["path"] in FAULT_PATHS:
-            await self._apply_faults(scope, receive, send)
+        if not is_active or scope["type"] != "http":
+            await self._app(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        method: str = scope["method"]
+        path: str = scope["path"]
+        hidden = armed.get("hide_stored")
+        if method == "POST" and path in FAULT_PATHS:
+            await self._apply_faults(scope, receive, send)
+        elif method == "GET" and path.startswith(STORED_PATHS) and hidden is not None:
+            self._faults.consume(hidden)
+            error = errors.RESPONSE_NOT_FOUND(id=path.split("/")[3])
+            await build_error_response(scope, error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     async def _apply_faults(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request for a response with the active faults."""
@@ -272,9 +281,12 @@ def find_history_limit(armed: Mapping[str, Fault], request: FaultedRequest) -> i
     ):
         return None
     limits: list[int] = []
-    if (forget := armed.get("forget_silently")) is not None:
+    forget = armed.get("forget_silently")
+    if forget is not None:
         request.record_fault(forget)
         limits.append(0)
-    if (remember := armed.get("remember")) is not None:
-        limits.append(request.record_fault(remember).value)
+    remember = armed.get("remember")
+    if remember is not None:
+        request.record_fault(remember)
+        limits.append(remember.value)
     return min(limits, default=None)

@@ -23,7 +23,9 @@ def check_schemas(
         return
     for path, tool in _list_functions(params.get("tools") or (), tool_path):
         schema = tool.get("parameters")
-        problem = None if schema is None else find_problem(schema, is_strict=tool.get("strict"))
+        if schema is None:
+            continue
+        problem = find_problem(schema, is_strict=tool.get("strict"))
         if problem is not None:
             raise errors.INVALID_FUNCTION_SCHEMA(path=path, name=tool["name"], problem=problem)
     text_format = get_object(get_object(params, "text"), "format")
@@ -38,7 +40,9 @@ def find_problem(schema: Body, *, is_strict: bool | None) -> str | None:
     kind = schema.get("type")
     if kind != "object":
         return f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'."
-    return next(_iter_strict_problems(schema, ()), None) if is_strict else None
+    if not is_strict:
+        return None
+    return next(_iter_strict_problems(schema, ()), None)
 
 
 def _list_functions(tools: Sequence[Body], path: str) -> Iterator[tuple[str, Body]]:
@@ -77,5 +81,5 @@ def _iter_inner(schema: Body) -> Iterator[tuple[tuple[str, ...], Body]]:
         yield ("items",), get_object(schema, "items")
     choices = schema.get("anyOf")
     if isinstance(choices, list):
-        members = {str(index): each for index, each in enumerate(cast("list[Any]", choices))}
+        members = {str(index): one for index, one in enumerate(cast("list[Any]", choices))}
         yield from ((("anyOf", index), get_object(members, index)) for index in members)

@@ -82,7 +82,9 @@ def is_ignoring_unknown() -> bool:
 def get_object(members: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a member that is an object, or an empty object for any other value."""
     value = members.get(name)
-    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        return {}
+    return cast("Mapping[str, Any]", value)
 
 
 def _generalize_path(path: JsonPath) -> str:
@@ -119,7 +121,9 @@ def join_quoted(values: Sequence[str], conjunction: str) -> str:
 
 def shorten_name(name: str) -> str:
     """Shorten a long name as the API does where it lists many: ``fil...lts``."""
-    return name if len(name) <= 16 else f"{name[:3]}...{name[-3:]}"
+    if len(name) <= 16:
+        return name
+    return f"{name[:3]}...{name[-3:]}"
 
 
 def path_error(template: errors.ErrorTemplate, path: JsonPath, **values: object) -> errors.ApiError:
@@ -218,7 +222,9 @@ class Identifier(String, frozen=True):
         if ID_PATTERN.fullmatch(value) is None:
             raise path_error(errors.INVALID_ID_CHARACTERS, path, value=value)
         # The servers of other providers have other ids, also such that begin in the same way.
-        prefix = f"{self.prefix}_" if self.prefix and is_ignoring_unknown() else self.prefix
+        prefix = self.prefix
+        if prefix and is_ignoring_unknown():
+            prefix = f"{prefix}_"
         if not value.startswith(prefix):
             raise path_error(errors.INVALID_ID_PREFIX, path, value=value, prefix=self.prefix)
 
@@ -245,10 +251,12 @@ class Number(Struct, frozen=True):
         if type(value) not in self.types:
             raise invalid_type_error(self, value, path)
         check_finite(value, path)
-        if not self.minimum <= value <= self.maximum:
-            template = self.too_small if value < self.minimum else self.too_large
-            bounds = {"least": self.minimum, "most": self.maximum}
-            raise path_error(template, path, value=format_rejected_number(value), **bounds)
+        if value < self.minimum:
+            number = format_rejected_number(value)
+            raise path_error(self.too_small, path, value=number, least=self.minimum)
+        if value > self.maximum:
+            number = format_rejected_number(value)
+            raise path_error(self.too_large, path, value=number, most=self.maximum)
 
 
 class Integer(Number, frozen=True):
@@ -453,7 +461,9 @@ def _list_ignored(path: JsonPath) -> None:
 
 def as_validator(value: Validator | Members) -> Validator:
     """Return a validator, or the validator of the object with these members."""
-    return Object(value) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return Object(value)
+    return value
 
 
 class Map(Struct, frozen=True):
@@ -508,17 +518,22 @@ class TaggedUnion:
 
     def __post_init__(self) -> None:
         tag: Members = {self.tag: String()}
-        by_tag = {
-            name: as_validator(tag | variant if isinstance(variant, dict) else variant)
-            for name, variant in (*self.variants.items(), *self.foreign.items())
-        }
+        by_tag: dict[str, Validator] = {}
+        for name, variant in (*self.variants.items(), *self.foreign.items()):
+            if isinstance(variant, dict):
+                by_tag[name] = Object(tag | variant)
+            else:
+                by_tag[name] = variant
         object.__setattr__(self, "by_tag", by_tag)
 
     def find_unknown_tag(self, value: object) -> str | None:
         """Return the tag of an object that is of no known variant, or None."""
-        members = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-        tag = members.get(self.tag)
-        return tag if isinstance(tag, str) and tag not in self.by_tag else None
+        if not isinstance(value, dict):
+            return None
+        tag = cast("dict[str, Any]", value).get(self.tag)
+        if not isinstance(tag, str) or tag in self.by_tag:
+            return None
+        return tag
 
     def check(self, value: Any, path: JsonPath) -> None:
         """Check the type, find the tag, check the object that it selects."""
@@ -529,13 +544,17 @@ class TaggedUnion:
         if tag is None:
             tag = self.default
         if tag is None and self.foreign_default is not None and is_ignoring_unknown():
-            tag = members[self.tag] = self.foreign_default
-        variant = self.by_tag.get(tag) if type(tag) is str else None
-        if variant is not None and tag in self.foreign and not is_ignoring_unknown():
-            variant = None
-        if variant is None:
+            tag = self.foreign_default
+            members[self.tag] = tag
+        if type(tag) is not str or not self._is_accepted(tag):
             raise self._tag_error(members, path)
-        variant.check(members, path)
+        self.by_tag[tag].check(members, path)
+
+    def _is_accepted(self, tag: str) -> bool:
+        """Return whether there is a variant of this tag, here or, if unknown parameters are ignored, elsewhere."""
+        if tag not in self.by_tag:
+            return False
+        return tag not in self.foreign or is_ignoring_unknown()
 
     def _tag_error(self, value: Mapping[str, Any], path: JsonPath) -> errors.ApiError:
         tag = value.get(self.tag)

@@ -72,10 +72,12 @@ class Context:
         while part is not None and part.known_digests is None:
             pending.append(part)
             part = part.parent
-        digests = part.known_digests if part and part.known_digests else (EMPTY_DIGEST,)
-        for each in reversed(pending):
-            digests = (digests[-1], *hash_items(digests[-1], each.model_items))
-            each.known_digests = digests
+        digests: tuple[bytes, ...] = (EMPTY_DIGEST,)
+        if part is not None and part.known_digests is not None:
+            digests = part.known_digests
+        for part in reversed(pending):
+            digests = (digests[-1], *hash_items(digests[-1], part.model_items))
+            part.known_digests = digests
         return digests
 
     def iter_reversed(self) -> Iterator[Item]:
@@ -92,7 +94,8 @@ class Context:
     def last_parts(self, number: int) -> "Context":
         """Return the context of the last ``number`` parts only."""
         context = EMPTY_CONTEXT
-        for part in self._parts()[-number:] if number else []:
+        parts = self._parts()
+        for part in parts[max(len(parts) - number, 0) :]:
             context = extend_context(context, part.items, part.model_items, part.own_tokens, size=0)
         return context
 
@@ -114,18 +117,20 @@ def extend_context(
     parent: Context, items: Sequence[Item], model_items: Sequence[Item], tokens: int, size: int
 ) -> Context:
     """Add one part to a context; ``tokens`` and ``size`` (its length as JSON) are those of the part."""
-    added = tuple(items)
-    seen = added if model_items is items else tuple(model_items)
+    own_items = tuple(items)
+    own_model_items = own_items
+    if model_items is not items:
+        own_model_items = tuple(model_items)
     return Context(
         parent=parent,
-        items=added,
-        model_items=seen,
+        items=own_items,
+        model_items=own_model_items,
         tokens=parent.tokens + tokens,
         own_tokens=tokens,
-        coherence=parent.coherence.extend(added),
-        size=size + PART_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(added),
-        length=parent.length + len(seen),
-        messages=parent.messages + message_count(seen),
+        coherence=parent.coherence.extend(own_items),
+        size=size + PART_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(own_items),
+        length=parent.length + len(own_model_items),
+        messages=parent.messages + message_count(own_model_items),
     )
 
 
@@ -215,7 +220,8 @@ class SocketMemory:
         self.forget(lane)
         if context is None:
             return
-        response = self._lanes[lane] = UnstoredResponse(id, context, context.total_size())
+        response = UnstoredResponse(id, context, context.total_size())
+        self._lanes[lane] = response
         self._size += response.size
         while self._size > self._max_bytes and len(self._lanes) > 1:
             self.forget(next(iter(self._lanes)))
@@ -247,8 +253,10 @@ class _CacheEntry:
     children: int = 0
 
 
-PART_OVERHEAD_BYTES, ITEM_OVERHEAD_BYTES = 500, 1000
-"""The measured memory of a part and of an item in addition to their text."""
+PART_OVERHEAD_BYTES = 500
+"""The measured memory of a part in addition to its items."""
+ITEM_OVERHEAD_BYTES = 1000
+"""The measured memory of an item in addition to its text."""
 
 
 class ContextCache:
@@ -274,7 +282,8 @@ class ContextCache:
         """Cache a context, unless its parent was evicted: the size of its ancestors must be counted."""
         if node in self._entries:
             return
-        parent = None if context.parent is EMPTY_CONTEXT else parent
+        if context.parent is EMPTY_CONTEXT:
+            parent = None
         if parent is not None:
             above = self._entries.get(parent)
             if above is None:
@@ -317,7 +326,9 @@ _visible_parts: ContextVar[int | None] = ContextVar("visible parts of the histor
 def truncate_history(context: Context) -> Context:
     """Return the part of a context that is visible with fault injection."""
     parts = _visible_parts.get()
-    return context if parts is None else context.last_parts(parts)
+    if parts is None:
+        return context
+    return context.last_parts(parts)
 
 
 @contextmanager

@@ -207,7 +207,9 @@ def parse_sqlite_address(db: str) -> str:
     Raises:
         CannotServe: If it is another address; it may contain a password and is not repeated.
     """
-    path = unquote(db.removeprefix("sqlite:///")) if db.startswith("sqlite:///") else db
+    path = db
+    if db.startswith("sqlite:///"):
+        path = unquote(db.removeprefix("sqlite:///"))
     if not path or "://" in path:
         raise CannotServe(
             "unknown database address; use a file, :memory: or postgresql://user@host/database"
@@ -256,17 +258,22 @@ class SQLiteServerDatabase(ServerDatabase):
         self._thread = ThreadPoolExecutor(1, "kedge-responses")
         self._queued = 0
         try:
-            file = _prepare_file(path)
+            file = ""
+            address = sqlite.MEMORY
+            if path != sqlite.MEMORY:
+                prepared = _prepare_file(path)
+                file = str(prepared)
+                address = prepared.as_uri()
             # Opened in the thread that creates the app, used in the thread of its loop and in the one above.
             self._connection = sqlite.open_connection(
-                file.as_uri() if file else sqlite.MEMORY,
+                address,
                 wait_seconds=STORE_WAIT_SECONDS if in_store else 0.0,
                 synchronous="NORMAL",
                 exclusive=not in_store,
             )
         except (sqlite3.Error, OSError) as error:
             raise _build_open_error(path, error) from error
-        self._files = OpenFiles(str(file) if file else "")
+        self._files = OpenFiles(file)
         # For a server that is not closed; at the end of the program its thread may still use the connection.
         weakref.finalize(self, self._connection.close).atexit = False
         try:
@@ -408,10 +415,8 @@ class SQLiteServerDatabase(ServerDatabase):
             self._connection.close()
 
 
-def _prepare_file(path: str) -> Path | None:
-    """Create the file of a database, if it does not exist; return None for a database in memory."""
-    if path == sqlite.MEMORY:
-        return None
+def _prepare_file(path: str) -> Path:
+    """Create the file of a database, if it does not exist."""
     file = Path(path).expanduser().absolute()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     sqlite.create_file(str(file))

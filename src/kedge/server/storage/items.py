@@ -73,13 +73,25 @@ class NodeRepository:
 
     def add(self, key: str, parent: int | None, conversation: str, items: Sequence[Item]) -> int:
         """Add items to a conversation."""
-        node, barrier = self.keys.parse_node(key), has_compaction(items)
-        tokens = count_items(self._expand(slice_from_compaction(items)) if barrier else items)
-        content = (encode(items), NO_ITEMS, self.namespace)
+        node = self.keys.parse_node(key)
+        is_barrier = has_compaction(items)
+        model_items = items
+        if is_barrier:
+            model_items = self._expand(slice_from_compaction(items))
         self._execute(
             "INSERT INTO kedge_server_nodes (id, key, parent, barrier, tokens, conversation, input, output, "
             "namespace) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (node, key, parent, barrier, tokens, conversation, *content),
+            (
+                node,
+                key,
+                parent,
+                is_barrier,
+                count_items(model_items),
+                conversation,
+                encode(items),
+                NO_ITEMS,
+                self.namespace,
+            ),
         )
         return node
 

@@ -158,15 +158,17 @@ class ReplicaClaims:
         def claim() -> list[ClaimedResponse]:
             values = (self._owner, _QUEUED_JSON, self._database.clock(), limit)
             claimed = [ClaimedResponse(*row) for row in self._execute(_CLAIM, values).fetchall()]
-            for each in claimed:
-                if each.conversation is not None:
+            for response in claimed:
+                if response.conversation is not None:
                     self._execute(
                         "UPDATE kedge_server_conversations SET locked_by = ? WHERE id = ?",
-                        (self._owner, each.conversation),
+                        (self._owner, response.conversation),
                     )
             return claimed
 
-        return self._database.transact(claim) if limit > 0 else []
+        if limit <= 0:
+            return []
+        return self._database.transact(claim)
 
     def fail_lost(self) -> None:
         """Fail the responses of servers that are gone, except those that can be continued."""
@@ -199,19 +201,20 @@ class ReplicaClaims:
         row = self._execute(
             "SELECT coalesce(max(last) + 1, 0) FROM kedge_server_events WHERE node = ?", (node,)
         ).fetchone()
-        return row[0] if row else 0
+        return row[0]
 
     def read_events(self, node: int, start: int) -> tuple[str, list[bytes]] | None:
         """Return the status of a response, and its frames from the event ``start`` on, or None if it was deleted."""
         rows = self._execute(_READ_EVENTS, (start, node)).fetchall()
         if not rows or rows[0][0] is None:
             return None
+        status = rows[0][0]
         frames: list[bytes] = []
-        for _, first, chunk in rows:
-            if chunk is not None:
-                split = [frame + FRAME_END for frame in chunk.split(FRAME_END)[:-1]]
-                frames += split[max(start - first, 0) :]
-        return rows[0][0], frames
+        for _, first, batch in rows:
+            if batch is not None:
+                batch_frames = [frame + FRAME_END for frame in batch.split(FRAME_END)[:-1]]
+                frames += batch_frames[max(start - first, 0) :]
+        return status, frames
 
 
 class PostgresServerDatabase(ServerDatabase):
@@ -232,7 +235,7 @@ class PostgresServerDatabase(ServerDatabase):
         self.owner = token_hex(8)
         self.in_store = settings.in_store
         self._convert = use_practice_tables if settings.in_store else str
-        self._given_clock = settings.clock
+        self._local_clock = settings.clock
         self._clock_offset = 0.0
         self._current = threading.local()
         self._thread = ThreadPoolExecutor(1, "kedge-responses")
@@ -261,7 +264,9 @@ class PostgresServerDatabase(ServerDatabase):
     def clock(self) -> float:
         """Return the time of the database."""
         now = time.monotonic() + self._clock_offset
-        return now if self._given_clock is time.time else now + self._given_clock() - time.time()
+        if self._local_clock is not time.time:
+            now += self._local_clock() - time.time()
+        return now
 
     def set_clock(self, now: float) -> None:
         """Set the clock to the time that the database has just returned."""
@@ -276,6 +281,8 @@ class PostgresServerDatabase(ServerDatabase):
 
     def transact(self, work: Callable[[], T]) -> T:
         """Run the statements of a function as one transaction. After a conflict it is run again."""
+        if getattr(self._current, "transaction", None) is not None:
+            return work()
 
         def run(tx: PostgresTransaction) -> T:
             self._current.transaction = tx
@@ -284,7 +291,7 @@ class PostgresServerDatabase(ServerDatabase):
             finally:
                 self._current.transaction = None
 
-        return work() if getattr(self._current, "transaction", None) else self.pool.run_write(run)
+        return self.pool.run_write(run)
 
     @property
     def is_free(self) -> bool:
@@ -349,8 +356,10 @@ class PostgresServerDatabase(ServerDatabase):
         """Run a deletion of expired responses, unless another server is running one."""
 
         def purge() -> int:
-            row = self.execute(_TRY_LOCK, (PURGE_LOCK,)).fetchone()
-            return work() if row and row[0] else 0
+            (is_locked,) = self.execute(_TRY_LOCK, (PURGE_LOCK,)).fetchone()
+            if not is_locked:
+                return 0
+            return work()
 
         return self.transact(purge)
 

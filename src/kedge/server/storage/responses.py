@@ -114,8 +114,12 @@ class ResponseRepository:
 
     def begin(self, entry: ResponseEntry, *, barrier: bool, queued: bool = False) -> None:
         """Store a response as in progress or as queued."""
-        status, result = ("queued", _QUEUED_JSON) if queued else ("in_progress", _IN_PROGRESS_JSON)
-        self._insert(entry, ResponseResult(status, result, b"[]", barrier, tokens=0))
+        status = "in_progress"
+        result_json = _IN_PROGRESS_JSON
+        if queued:
+            status = "queued"
+            result_json = _QUEUED_JSON
+        self._insert(entry, ResponseResult(status, result_json, b"[]", barrier, tokens=0))
 
     def find_repeated(self, idempotency_key: str) -> RepeatedResponse | None:
         """Return the response to an earlier request with this idempotency key, or None."""
@@ -124,7 +128,9 @@ class ResponseRepository:
             "WHERE namespace = ? AND idempotency_key = ?",
             (self._clock(), self._nodes.namespace, idempotency_key),
         ).fetchone()
-        return row and RepeatedResponse(*row)
+        if row is None:
+            return None
+        return RepeatedResponse(*row)
 
     def drop_idempotency_key(self, node: int) -> None:
         """Remove the idempotency key of a response that failed or expired, so that it can be used again."""
@@ -149,7 +155,8 @@ class ResponseRepository:
         Returns:
             Whether the response still existed; it may have been deleted in the meantime.
         """
-        store, conversation = self._insert if is_new else self._update, entry.conversation
+        store = self._insert if is_new else self._update
+        conversation = entry.conversation
         if conversation is None:
             return store(entry, result)
 
@@ -330,10 +337,13 @@ class ConversationRepository:
 
     def create(self, metadata: object, key: str, items: Sequence[Item]) -> StoredConversation:
         """Create a conversation, with its first items if there are any."""
-        id, now = f"conv_{token_hex(16)}", int(self._clock())
+        id = f"conv_{token_hex(16)}"
+        now = int(self._clock())
 
         def insert() -> int | None:
-            node = self._nodes.add(key, None, id, items) if items else None
+            node = None
+            if items:
+                node = self._nodes.add(key, None, id, items)
             self._execute(
                 "INSERT INTO kedge_server_conversations (id, created_at, metadata, node, namespace) "
                 "VALUES (?, ?, ?, ?, ?)",
@@ -352,7 +362,10 @@ class ConversationRepository:
             "WHERE id = ? AND namespace = ?",
             (id, self._nodes.namespace),
         ).fetchone()
-        return row and StoredConversation(row[0], row[1], decode(row[2]), row[3])
+        if row is None:
+            return None
+        conversation_id, created_at, metadata, node = row
+        return StoredConversation(conversation_id, created_at, decode(metadata), node)
 
     def set_metadata(self, id: str, metadata: object) -> None:
         """Replace the metadata."""
@@ -400,7 +413,9 @@ class ConversationRepository:
         key = self._nodes.new_key()
 
         def replace() -> list[int]:
-            node = self._nodes.add(key, None, conversation.id, others) if others else None
+            node = None
+            if others:
+                node = self._nodes.add(key, None, conversation.id, others)
             self._set_node(conversation, node)
             return tables.detach_nodes(self._execute, conversation.node)
 
