@@ -90,7 +90,7 @@ class Rejection(NamedTuple):
     """The error of the API, and with it the HTTP status."""
     message: str = ""
     headers: Mapping[str, str] = NO_VALUES
-    """Headers of the response, such as those of the rate limit, as in the hosted API."""
+    """Headers of the response, such as the headers of the rate limit, as in the hosted API."""
     values: Mapping[str, object] = NO_VALUES
     """The values in the message of the error."""
 
@@ -116,7 +116,7 @@ class Grant(NamedTuple):
 class Access(NamedTuple):
     """The decision about a request: its caller, None for the administrator, or why it is rejected.
 
-    ``headers`` are those of its response. A rejection has a caller if it is only about its limits. ``grant`` is None
+    ``headers`` are for the response. A rejection has a caller if it is only about its limits. ``grant`` is None
     for a request that nothing ends: without a token, or with the server's own.
     """
 
@@ -138,7 +138,7 @@ class AccessPolicy:
     """The one decision about who may send a request, for the server, the page, the proxy and MCP servers.
 
     Args:
-        token: The server's own token, which is that of the administrator, or None.
+        token: The server's own token, which the administrator uses, or None.
         any_host: Whether any host name is accepted while no token is needed, and not only loopback names.
         registry: Named tokens that are accepted as well, or None.
         header_bytes: The maximum size of all headers.
@@ -187,7 +187,7 @@ class AccessPolicy:
             return Access(rejection=reject_outage(error))
 
     async def _needs_token(self) -> bool:
-        """Return whether requests need a token: that of the server, or a named one."""
+        """Return whether requests need a token, because the server has one or there are named tokens."""
         if self.token is not None:
             return True
         return self.registry is not None and await self.registry.is_required()
@@ -255,7 +255,7 @@ class AccessPolicy:
     async def settle(
         self, reservation: TokenReservation | None, tokens: int, caller: AccessToken | None = None
     ) -> None:
-        """Count tokens that a model used instead of those that were reserved, if any.
+        """Count the tokens that a model used, instead of the reserved tokens, if there is a limit.
 
         The response itself is not affected if that fails.
         """

@@ -240,7 +240,7 @@ async def _purge(service: ServerState) -> None:
 async def _watch_claims(
     service: ServerState, claims: ReplicaClaims, background: BackgroundJobs, rounds: Iterator[int]
 ) -> None:
-    """Continue or fail unfinished responses of servers that are gone, and stop those that others cancelled."""
+    """Continue or fail unfinished responses of servers that are gone, and stop responses that others cancelled."""
     await background.stop_lost(service, claims)
     await service.run(claims.fail_lost)
     await background.resume(service, claims)

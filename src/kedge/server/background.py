@@ -6,7 +6,7 @@ The logs have a common size limit: logs of finished jobs are dropped first, then
 the log that grows.
 
 If several servers use one database, the events are also stored there, so that every server can replay
-the stream, and other servers continue the jobs of one that stops or crashes (``storage.postgres``). Readers
+the stream, and other servers continue the jobs of a server that stops or crashes (``storage.postgres``). Readers
 poll: a batch of events is stored at most every 0.1 seconds, and `docs/server.md` has the measurements.
 """
 

@@ -11,8 +11,8 @@ first two rules apply to the complete resolved chain, the last two to the items 
 ``Coherence`` is an immutable value, and ``extend`` shares everything except the new part. So one can be
 stored for every response, and the cost of the next turn depends on its items, not on the length of the chain.
 
-The lookup finds stored items by id. The items passed to ``check_request`` are those of the client,
-before they are normalized: an id in them is one that the client sent.
+The lookup finds stored items by id. ``check_request`` gets the items before they are normalized: an id in them was sent
+by the client.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -214,15 +214,15 @@ def check_request(before: Coherence, new: Sequence[Item], lookup: ItemLookup) ->
 
 def check_duplicate_ids(before: Coherence, new: Sequence[Item]) -> None:
     """Reject an item that occurs twice, in the context or among the new items."""
-    seen: set[str] = set()
+    ids: set[str] = set()
     for item in new:
         id = item.get("id")
         # The output of a local shell call has the id of its call.
         if id is None or item.get("type") == "local_shell_call_output":
             continue
-        if id in seen or id in before.ids:
+        if id in ids or id in before.ids:
             raise errors.DUPLICATE_ITEM(id=id)
-        seen.add(id)
+        ids.add(id)
 
 
 def check_reasoning(new: Sequence[Item], lookup: ItemLookup) -> None:

@@ -105,7 +105,7 @@ def close_transport(transport: asyncio.Transport) -> None:
 
 @dataclass(slots=True)
 class ClientConnections:
-    """The number of connections of one client, and those that wait for a request, the longest first."""
+    """The number of connections of one client, and the connections that wait for a request, the longest first."""
 
     name: str
     number: int = 0

@@ -25,7 +25,7 @@ class ApiError(Exception):
     Args:
         message: The message.
         status: The HTTP status of the response.
-        type: The ``type`` in the response body; by default that of the status.
+        type: The ``type`` in the response body; by default the usual type of the status.
         param: The invalid parameter, if there is one.
         code: The ``code`` in the response body.
         headers: Further headers of the response.

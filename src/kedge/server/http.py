@@ -89,9 +89,9 @@ async def read_checked(
     body = empty
     if raw or empty is None:
         body = await compute(partial(parse_body, raw), is_long=is_long)
-        exchange: RecordedRequest | None = request.scope.get(request_log.RECORD_KEY)
-        if exchange is not None:
-            exchange.body = body
+        record: RecordedRequest | None = request.scope.get(request_log.RECORD_KEY)
+        if record is not None:
+            record.body = body
     is_long = is_long or has_many_items(body)
     ignores_unknown = service.ignores_unknown
     checking = partial(_check_body, check, body, ignores_unknown=ignores_unknown)
@@ -106,15 +106,15 @@ async def read_checked(
 async def _read_json_bytes(request: Request, *, may_be_empty: bool) -> bytes:
     limits = get_service(request).settings.limits
     raw = await collect_body(request.scope, request.receive, limits.body_bytes, limits.read_seconds)
-    exchange: RecordedRequest | None = request.scope.get(request_log.RECORD_KEY)
-    if exchange is not None:
-        exchange.raw = raw
+    record: RecordedRequest | None = request.scope.get(request_log.RECORD_KEY)
+    if record is not None:
+        record.raw = raw
     if not raw and may_be_empty:
         return raw
-    got = access.read_header(request.scope, b"content-type").decode("latin-1")
-    if got.partition(";")[0].strip().lower() != "application/json":
+    content_type = access.read_header(request.scope, b"content-type").decode("latin-1")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
         # This also prevents requests from forms of other web sites.
-        raise errors.UNSUPPORTED_CONTENT_TYPE(got=got)
+        raise errors.UNSUPPORTED_CONTENT_TYPE(got=content_type)
     return raw
 
 
@@ -149,8 +149,8 @@ async def collect_body(scope: Scope, receive: Receive, max_bytes: int, seconds: 
         ClientDisconnect: If it is incomplete.
     """
     if access.is_compressed(scope):
-        got = access.read_header(scope, b"content-encoding").decode("latin-1")
-        raise errors.UNSUPPORTED_CONTENT_ENCODING(got=got)
+        encoding = access.read_header(scope, b"content-encoding").decode("latin-1")
+        raise errors.UNSUPPORTED_CONTENT_ENCODING(got=encoding)
     declared = access.read_header(scope, b"content-length")
     if declared.isdigit() and int(declared) > max_bytes:
         raise errors.BODY_TOO_LARGE(most=max_bytes)
@@ -199,9 +199,9 @@ def in_database(
         async def answer(request: Request) -> Response:
             arguments: list[Any] = [get_service(request), request]
             if check is not None:
-                sent = await read_checked(request, check, empty=empty)
-                await precount_request(sent.body, is_long=sent.is_long)
-                arguments.append(sent.body)
+                checked = await read_checked(request, check, empty=empty)
+                await precount_request(checked.body, is_long=checked.is_long)
+                arguments.append(checked.body)
             return respond_json(await get_service(request).run(work, *arguments, is_long=True))
 
         return answer

@@ -155,7 +155,7 @@ class PracticeModel:
     """The practice model, or scripted answers.
 
     Args:
-        script: Answers to give instead of those of the practice model.
+        script: Answers to give instead of the practice model.
         pace: Seconds between two chunks of a streamed answer.
         window: The context window, in tokens.
     """
@@ -321,18 +321,23 @@ def _take_logprobs(
 ) -> tuple[Mapping[str, Any], ...]:
     """Return the log probabilities of the tokens that start before a position in their text."""
     start = 0
-    for index, each in enumerate(logprobs):
+    for index, token_logprobs in enumerate(logprobs):
         if start >= end:
             return logprobs[:index]
-        start += len(str(each.get("token")))
+        start += len(str(token_logprobs.get("token")))
     return logprobs
 
 
 def _find_first_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str]:
     """Return the text before the first stop sequence, and that sequence."""
-    positions = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-    at, stop = min(positions, default=(len(text), ""))
-    return text[:at], stop
+    first_position = len(text)
+    first_stop = ""
+    for stop in stops:
+        position = text.find(stop, 0, first_position + len(stop))
+        if 0 <= position < first_position:
+            first_position = position
+            first_stop = stop
+    return text[:first_position], first_stop
 
 
 def _partial_stop_length(text: str, stops: tuple[str, ...]) -> int:

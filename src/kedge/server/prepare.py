@@ -61,7 +61,7 @@ class ModelInput(NamedTuple):
 class ResponseDraft(NamedTuple):
     """A prepared response.
 
-    ``input`` has the items of the request itself, ``input_json`` those that are stored with the response, and ``usage``
+    ``input`` has the items of the request itself, ``input_json`` the items that are stored with the response, ``usage``
     the tokens of the request. ``compacted`` is set if this response compacts its context, and ``skip_model`` if no
     model is run.
     """

@@ -200,9 +200,9 @@ def iter_prefixes(
 
 
 def _hash_segment(digest: bytes, segment: Mapping[str, Any]) -> bytes:
-    seen = {name: segment[name] for name in segment if name not in _UNSEEN_MEMBERS}
+    members = {name: segment[name] for name in segment if name not in _UNSEEN_MEMBERS}
     try:
-        form = _encode_sorted(seen)
+        encoded = _encode_sorted(members)
     except UnicodeEncodeError:  # a lone surrogate
-        form = dumps(seen, sort_keys=True).encode()
-    return blake2b(digest + form, digest_size=_DIGEST_BYTES).digest()
+        encoded = dumps(members, sort_keys=True).encode()
+    return blake2b(digest + encoded, digest_size=_DIGEST_BYTES).digest()

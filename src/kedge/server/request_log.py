@@ -237,7 +237,7 @@ START_MESSAGES = ("http.response.start", "websocket.accept", "websocket.http.res
 SWITCHING_PROTOCOLS = 101
 FIRST_ERROR_STATUS = 400
 MAX_ERROR_BYTES = 4_096
-"""The bytes of an error response that are recorded, whether or not those of other responses are."""
+"""The bytes of an error response that are recorded, also if no other response is."""
 
 Headers = list[tuple[bytes, bytes]]
 

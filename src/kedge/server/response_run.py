@@ -1,9 +1,9 @@
 """Run a model for one request, within its deadline, until it ends; generate and store a response.
 
-Stored responses and those of the stateless APIs (Chat Completions, Messages), streams, background responses and those
-over a WebSocket process the output differently, but all of them are one ``Generation.run``. So all failures while a
-model writes are handled here, once: an error of the model, a bug in it, the deadline, a client that disconnects, a
-server that shuts down.
+Stored responses and answers of the stateless APIs (Chat Completions, Messages), streams, background responses and
+responses over a WebSocket process the output differently, but all of them are one ``Generation.run``. So all failures
+while a model writes are handled here, once: an error of the model, a bug in it, the deadline, a client that
+disconnects, a server that shuts down.
 
 A response ends in exactly one way: completed or incomplete with its output stored, or failed or cancelled
 without output.
@@ -263,7 +263,7 @@ class Generation(ABC):
         return False
 
     def _count_usage(self) -> ModelUsage:
-        """Return the usage that the model reported, or that of the request and the counted answer."""
+        """Return the usage that the model reported, or the tokens of the request and the counted answer."""
         return self._writer.usage or count_answer(self._writer, self._draft.usage)
 
     async def _complete(self) -> None:  # noqa: B027 - most answers are not stored

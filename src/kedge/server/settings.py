@@ -102,7 +102,7 @@ class Settings:
         callers: Named tokens that are accepted besides ``token``, or None. Each caller sees only objects that
             were stored with a token of the same namespace. With it, requests without a token are rejected.
         trusted_proxies: Addresses or networks of reverse proxies, separated by commas: the client of a request
-            from one of them, and its scheme, are those of the headers ``X-Forwarded-For`` and ``X-Forwarded-Proto``.
+            from one of them, and its scheme, are in the headers ``X-Forwarded-For`` and ``X-Forwarded-Proto``.
 
     Example:
         ``create_app(Settings(db="server.db", token="secret"))``

@@ -146,11 +146,11 @@ class EventStreamResponse(StreamingResponse):
 
 
 def replay(frames: AsyncIterator[bytes]) -> EventStreamResponse:
-    """Return recorded frames, and those that are added meanwhile, as a response of the API."""
+    """Return recorded frames, and the frames that are added meanwhile, as a response of the API."""
 
     async def read_all() -> AsyncGenerator[bytes]:
-        async for each in frames:
-            yield each
+        async for frame in frames:
+            yield frame
         yield DONE_FRAME
 
     return EventStreamResponse(read_all())

@@ -108,9 +108,9 @@ class Namespace:
 class ServerState:
     """The state of one server, in the namespace of the administrator or of a caller.
 
-    It may only be used in the thread of the event loop, and by functions that ``run`` and ``submit`` call:
-    those that read or write the database. Objects that were stored, cached or encrypted in another
-    namespace are not found, read or decrypted.
+    It may only be used in the thread of the event loop. Functions that read or write the database are called by
+    ``run`` and ``submit``. Objects that were stored, cached or encrypted in another namespace are not found, read or
+    decrypted.
 
     Args:
         shared: What all namespaces of the server share.

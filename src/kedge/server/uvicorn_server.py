@@ -71,7 +71,7 @@ class LimitedServer(uvicorn.Server):
         app: The app.
         idle_seconds: The time between two requests on a connection, and for the headers of one.
         write_seconds: The time for which a client may read nothing of a response.
-        descriptors_each: The descriptors that a connection needs at most, with those of requests to other servers.
+        descriptors_each: The descriptors that a connection needs at most, also for requests to other servers.
         trusted_proxies: Addresses or networks of reverse proxies, which may have any number of the connections.
         **options: Further options of ``uvicorn.Config``.
     """

@@ -1,9 +1,9 @@
 """WebSocket mode: many responses over one connection, which also has unstored responses in memory.
 
 A connection receives requests and sends events, within its limits. A lane (``stream_id``) is a queue: its requests run
-one after the other, those of different lanes at the same time, up to a limit. Each request is sent through the same app
-as over HTTP, and its response is sent back as messages. After its lifetime, or when the server stops, the connection is
-closed as soon as its running requests have ended.
+one after the other, requests of different lanes at the same time, up to a limit. Each request is sent through the same
+app as over HTTP, and its response is sent back as messages. After its lifetime, or when the server stops, the
+connection is closed as soon as its running requests have ended.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ FORWARDED_HEADERS = (b"retry-after", b"x-request-id")
 """Headers of an error response that are included in the message."""
 FAILURE_EVENTS = frozenset({"error", "response.failed"})
 SHARED_SCOPE = ("asgi", "http_version", "root_path", "client", "server")
-"""What the scope of a request has in common with that of its connection."""
+"""The members of the scope of a connection that are in the scope of each request."""
 HOP_HEADERS = frozenset({b"connection", b"upgrade", b"content-length", b"content-type"})
 
 SendMessage = Callable[[bytes], Awaitable[None]]

@@ -61,7 +61,7 @@ class FaultArgument(Struct, frozen=True):
 class FaultKind(Struct, frozen=True):
     """One kind of fault: its description, its value, its options and its effects.
 
-    The effects may be a response instead of that of the server (``override``), a change of a response or of each event
+    The effects may be another response than the server's (``override``), a change of a response or of each event
     of its stream (``edit``), or a change of the order of events (``step``). ``middleware`` has the effects on the
     connection and on the history that the model sees.
     """
@@ -171,7 +171,7 @@ StreamEvent = dict[str, Any]
 
 
 StreamStep = Callable[[StreamEvent | None], Iterable[StreamEvent]]
-"""A change to a stream: returns the events that replace one, and those that are delayed for None, at its end."""
+"""A change to a stream: returns the events that replace an event; for None, at the end, the delayed events."""
 
 
 def _is_selected(event: StreamEvent, fault: Fault) -> bool:
@@ -417,7 +417,7 @@ TEXT_MEMBERS = frozenset({"text", "delta", "content"})
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     """Return a JSON value with each text of a message changed."""
     if isinstance(value, list):
-        return [_map_texts(each, change) for each in cast("list[Any]", value)]
+        return [_map_texts(element, change) for element in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return value
     changed: Body = {}
@@ -660,7 +660,7 @@ KINDS["not_found"] = FaultKind(
 def translate_not_found(
     fault: Fault | None, request: FaultedRequest, body: Body
 ) -> Response | None:
-    """Replace the error of a missing previous response by that of another server."""
+    """Replace the error of a missing previous response by the error of another server."""
     code = cast("Body", body.get("error") or {}).get("code")
     if fault is None or code != errors.PREVIOUS_RESPONSE_NOT_FOUND.code:
         return None

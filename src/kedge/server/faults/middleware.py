@@ -264,7 +264,7 @@ def _is_loopback(scope: Scope) -> bool:
 
 
 def find_override(armed: Mapping[str, Fault], request: FaultedRequest) -> Response | None:
-    """Return the response of the first fault that replaces that of the server, or None."""
+    """Return the response of the first fault that answers instead of the server, or None."""
     for fault, override in iter_effects(armed, "override"):
         response: Response | None = override(fault, request)
         if response is not None:

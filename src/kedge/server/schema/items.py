@@ -119,8 +119,8 @@ TOOL_TABLES = Rules(
 TOOL_TABLES["namespace"]["tools!"] = v.Array(
     v.TaggedUnion({type: TOOL_TABLES[type] for type in ("function", "custom")})
 )
-for each in ("web_search_preview", "web_search_preview_2025_03_11"):
-    TOOL_TABLES[each]["user_location?"] = TOOL_TABLES["web_search"]["user_location?"]
+for tool_type in ("web_search_preview", "web_search_preview_2025_03_11"):
+    TOOL_TABLES[tool_type]["user_location?"] = TOOL_TABLES["web_search"]["user_location?"]
 TOOL = v.TaggedUnion(TOOL_TABLES, expected="a tool")
 TOOLS = v.Array(TOOL, of="tools")
 
@@ -241,12 +241,13 @@ class InputItem(v.TaggedUnion):
 
     def check(self, value: Any, path: v.JsonPath) -> None:
         """Find the item's type and check its members."""
-        if type(value) is dict:
-            item = cast("dict[str, Any]", value)
-            if item.get("type") is None:
-                is_reference = "id" in item and item.keys() <= {"type", "id"}
-                return (ITEM_REFERENCE if is_reference else MESSAGE).check(item, path)
-        return v.TaggedUnion.check(self, value, path)
+        item = cast("dict[str, Any]", value)
+        if type(value) is not dict or item.get("type") is not None:
+            v.TaggedUnion.check(self, value, path)
+        elif "id" in item and item.keys() <= {"type", "id"}:
+            ITEM_REFERENCE.check(item, path)
+        else:
+            MESSAGE.check(item, path)
 
 
 ITEM = InputItem(

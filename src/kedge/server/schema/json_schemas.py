@@ -1,4 +1,4 @@
-"""The schemas of a request: those of its functions and of its text format, as the live API accepts them."""
+"""The JSON schemas of functions and of the text format of a request, as the live API accepts them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast

@@ -162,13 +162,16 @@ def check_tool_choice(body: Mapping[str, Any], context: Sequence[Item]) -> None:
         if not offered and not any(_iter_item_tools(context)):
             raise errors.TOOLS_MISSING()
         return
-    chosen: Sequence[ToolParam] = choice["tools"] if choice["type"] == "allowed_tools" else [choice]
+    chosen: Sequence[ToolParam] = [choice]
+    if choice["type"] == "allowed_tools":
+        chosen = choice["tools"]
     missing = [tool for tool in chosen if tool not in offered]
-    if missing:
-        in_context = _OfferedTools(_iter_item_tools(context))
-        for tool in missing:
-            if tool not in in_context:
-                raise errors.TOOL_NOT_OFFERED(choice=tool.get(_get_name_key(tool)))
+    if not missing:
+        return
+    in_context = _OfferedTools(_iter_item_tools(context))
+    for tool in missing:
+        if tool not in in_context:
+            raise errors.TOOL_NOT_OFFERED(choice=tool.get(_get_name_key(tool)))
 
 
 class _OfferedTools:
@@ -185,12 +188,15 @@ class _OfferedTools:
         return bool(self._types)
 
     def __contains__(self, choice: ToolParam) -> bool:
-        kind = str(choice.get("type"))
+        chosen_type = str(choice.get("type"))
         key = _get_name_key(choice)
         if key != "type":
-            return (kind, choice.get(key)) in self._names
+            return (chosen_type, choice.get(key)) in self._names
         # Versions of a tool share the beginning of their type: web_search_preview_2025_03_11.
-        return any(kind.startswith(each) or each.startswith(kind) for each in self._types)
+        return any(
+            chosen_type.startswith(offered_type) or offered_type.startswith(chosen_type)
+            for offered_type in self._types
+        )
 
 
 def _get_name_key(tool: ToolParam) -> str:
@@ -253,7 +259,7 @@ def has_many_items(body: Mapping[str, Any]) -> bool:
 
 
 class RequestSchema(v.Object):
-    """The body of one endpoint: its parameters, and those that were moved.
+    """The body of one endpoint: its parameters, and the parameters that were moved.
 
     ``legacy`` parameters are not supported and never ignored, because the answer would be wrong without them.
     """
@@ -308,7 +314,8 @@ check_conversation_items = RequestSchema(CONVERSATION_ITEMS).check_body
 
 def check_create(body: dict[str, Any], *, on_socket: bool = False) -> None:
     """Check a request to ``POST /v1/responses``, or the same request as a WebSocket message."""
-    fields = (_SOCKET_CREATE if on_socket else CREATE).check_body(body)
+    schema = _SOCKET_CREATE if on_socket else CREATE
+    fields = schema.check_body(body)
     for entry in fields.get("context_management") or ():
         if entry["type"] != "compaction":
             raise errors.CONTEXT_MANAGEMENT_UNSUPPORTED(type=entry["type"])
@@ -328,18 +335,23 @@ MAX_DISTANCE = 2
 
 def find_similar(name: str, candidates: Sequence[str]) -> list[str]:
     """Return at most two names with at most two edits from this one, the nearest first."""
-    near = ((edit_distance(name, other), other) for other in candidates)
-    ranked = sorted((pair for pair in near if pair[0] <= MAX_DISTANCE), key=lambda pair: pair[0])
-    return [other for _, other in ranked[:2]]
+    distances = {candidate: edit_distance(name, candidate) for candidate in candidates}
+    near = [candidate for candidate in candidates if distances[candidate] <= MAX_DISTANCE]
+    return sorted(near, key=distances.__getitem__)[:2]
 
 
 def edit_distance(one: str, other: str) -> int:
     """Count the insertions, deletions and substitutions between two names (up to three)."""
     if abs(len(one) - len(other)) > MAX_DISTANCE:
         return MAX_DISTANCE + 1
+    # Each row has the distances of a beginning of one name from all beginnings of the other name.
     row = list(range(len(other) + 1))
-    for i, left in enumerate(one, start=1):
-        above, row = row, [i]
-        for j, right in enumerate(other, start=1):
-            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (left != right)))
+    for number, char in enumerate(one, start=1):
+        above = row
+        row = [number]
+        for column, other_char in enumerate(other, start=1):
+            deleted = above[column] + 1
+            inserted = row[-1] + 1
+            substituted = above[column - 1] + (char != other_char)
+            row.append(min(deleted, inserted, substituted))
     return row[-1]

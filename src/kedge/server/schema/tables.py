@@ -45,7 +45,7 @@ class Rules(Struct, frozen=True):
         order: The first members of a table in the order of their checks, or the first variants of a union in the
             order of errors, by path. Those that are not listed follow. Marks after the name of a member replace those
             of the package; ``-`` means none. The path ``*`` has the first members of every other table that has them.
-        types: Validators by the path of a member; those of members with the tables of another section are needed.
+        types: Validators by the path of a member. A member with the tables of another section needs one.
         expected: The expected value of a member of several types for an error message, by path.
     """
 

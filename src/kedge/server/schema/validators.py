@@ -371,8 +371,9 @@ class Array(Struct, frozen=True):
             check(item, (path, index))
 
     def _remove_unknown(self, items: list[Any], union: "TaggedUnion", path: JsonPath) -> None:
-        for index in range(len(items) - 1, -1, -1):
-            if (tag := union.find_unknown_tag(items[index])) is not None:
+        for index in reversed(range(len(items))):
+            tag = union.find_unknown_tag(items[index])
+            if tag is not None:
                 del items[index]
                 _list_ignored(((path, index), tag))
 
@@ -391,7 +392,7 @@ class Object:
     expected = "an object"
 
     def __init__(self, table: "Mapping[str, Validator | Members]") -> None:
-        self.members = {name.rstrip("!?~"): as_validator(each) for name, each in table.items()}
+        self.members = {name.rstrip("!?~"): as_validator(member) for name, member in table.items()}
         self.required = tuple(name.rstrip("!?") for name in table if "!" in name)
         self.nullable = frozenset(name.rstrip("!?~") for name in table if name[-1] in "?~")
         self.removed = frozenset(name[:-1] for name in table if name[-1] == "~")

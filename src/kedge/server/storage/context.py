@@ -29,7 +29,7 @@ class Context:
 
     ``model_items`` are the ``items`` as the model sees them: a compaction is replaced by the items in it.
     ``tokens``, ``coherence``, ``length`` (the number of the items that a model sees) and ``messages`` (the
-    messages among them) are those of the complete context, ``own_tokens`` and ``size`` those of this part. A context is
+    messages among them) are about the complete context, ``own_tokens`` and ``size`` about this part. A context is
     immutable; the digests are computed when they are first needed.
     """
 
@@ -116,7 +116,7 @@ EMPTY_CONTEXT = Context(None, (), (), 0, 0, EMPTY_COHERENCE, 0)
 def extend_context(
     parent: Context, items: Sequence[Item], model_items: Sequence[Item], tokens: int, size: int
 ) -> Context:
-    """Add one part to a context; ``tokens`` and ``size`` (its length as JSON) are those of the part."""
+    """Add one part to a context, with its ``tokens`` and its ``size`` (its length as JSON)."""
     own_items = tuple(items)
     own_model_items = own_items
     if model_items is not items:
@@ -135,7 +135,7 @@ def extend_context(
 
 
 class ContextItems(CountedItems):
-    """The items that a model sees: those of a context, and the new items after them.
+    """The items that a model sees: the items of a context, and the new items after them.
 
     If a model reads only the newest items, or only counts the messages, the cost is the same at any depth:
     the list of all items is built when one before the new ones is read.
@@ -213,7 +213,10 @@ class SocketMemory:
 
     def find(self, id: str) -> Context | None:
         """Return the context of a response of any lane, or None."""
-        return next((each.context for each in self._lanes.values() if each.id == id), None)
+        for response in self._lanes.values():
+            if response.id == id:
+                return response.context
+        return None
 
     def store(self, lane: str, id: str, context: Context | None) -> None:
         """Store a response instead of the lane's previous one; one without a context is in the database."""

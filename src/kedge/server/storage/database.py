@@ -51,7 +51,7 @@ class ServerDatabase(ABC):
     clock: Clock
     """Returns the time by which responses expire."""
     in_store: bool = False
-    """Whether the tables are those of the practice model in a store."""
+    """Whether the database is a store, which has separate tables for the practice model."""
     unclean_shutdown: bool = False
     """Whether the last process that used the file did not close it."""
     owner: str | None = None
@@ -117,7 +117,7 @@ class ServerDatabase(ABC):
         return number
 
     def used_bytes(self) -> int:
-        """Return the size of the content, not that of the tables, which need not shrink with it."""
+        """Return the size of the content. The size of the tables need not shrink with it."""
         return int(self.execute(_USED_BYTES).fetchone()[0])
 
     @abstractmethod
@@ -175,7 +175,7 @@ def read_schema_version(tx: Tx, name: str = "this database") -> int:
 
 
 def upgrade_schema(tx: Tx, name: str) -> None:
-    """Create the tables of a server, or change those of an older schema.
+    """Create the tables of a server, or change the tables of an older schema.
 
     Raises:
         CannotServe: If that is not possible.
@@ -233,7 +233,7 @@ class SQLiteServerDatabase(ServerDatabase):
 
     Statements take microseconds, so they are run in the calling thread. Functions that may read or write megabytes are
     called in another thread, in order, and so are all others until it has nothing left to do: only one thread at a time
-    uses the connection. Before each function it is checked that the files are those that were opened, and again after
+    uses the connection. Before each function it is checked that the files are still the opened files, and again after
     each commit: see `kedge.store.database.file_identity`.
 
     Args:
@@ -344,7 +344,7 @@ class SQLiteServerDatabase(ServerDatabase):
         self._queued -= 1
 
     def _call_and_retry(self, work: Callable[..., T], *args: Any) -> T:
-        """Call a function, and then those that failed before."""
+        """Call a function, and then the functions that failed before."""
         result = self._call(work, *args)
         self.call_failed()
         return result

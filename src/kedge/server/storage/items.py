@@ -1,6 +1,6 @@
 """Nodes: the items that each request added, stored once and read back as contexts.
 
-The context of a node is that of its parent plus its own items: one recursive query, or none if the
+The context of a node is its parent's context plus its own items: one recursive query, or none if the
 context is cached. A node with a compaction is a *barrier*: the contexts of its children start at the
 newest compaction item.
 """
@@ -48,7 +48,7 @@ class NodeRepository:
         cache: The cached contexts, of all namespaces.
         expand: Returns items as a model sees them.
         keys: The keys of the database's nodes.
-        namespace: The namespace; empty for that of the administrator.
+        namespace: The namespace; empty for the administrator.
     """
 
     def __init__(
@@ -101,11 +101,13 @@ class NodeRepository:
         Raises:
             LookupError: Another server has deleted it since it was found.
         """
-        found = self._execute("SELECT parent, input FROM kedge_server_nodes WHERE id = ?", (node,))
-        row = found.fetchone()
+        row = self._execute(
+            "SELECT parent, input FROM kedge_server_nodes WHERE id = ?", (node,)
+        ).fetchone()
         if row is None:
             raise LookupError(node)
-        return self.load_context(row[0]).list_items() + decode(row[1])
+        parent, input_json = row
+        return self.load_context(parent).list_items() + decode(input_json)
 
     def read_items(self, item_id: str) -> tuple[bytes, bytes]:
         """Return the input and output of the node of an item; none if its items are only retained for its children."""
@@ -134,7 +136,11 @@ class NodeRepository:
     def list_items(self, node: int | None) -> list[Item]:
         """Return every item up to a node, including those before a compaction."""
         rows = self._execute(_SELECT_ALL_ITEMS, (node,)).fetchall()
-        return [item for row in reversed(rows) for part in row[-2:] for item in decode(part)]
+        items: list[Item] = []
+        for *_, input_json, output_json in reversed(rows):
+            items += decode(input_json)
+            items += decode(output_json)
+        return items
 
     def delete(self, work: Callable[[], Iterable[int]]) -> None:
         """Run a function that deletes nodes and returns their numbers, as one transaction.

@@ -135,7 +135,7 @@ class ReplicaClaims:
         self.lease_seconds = lease_seconds
 
     def renew(self) -> None:
-        """Renew all claims of this server, and set its clock to that of the database."""
+        """Renew all claims of this server, and set its clock to the time of the database."""
         row = self._execute(_RENEW, (self._owner, self.lease_seconds)).fetchone()
         if row is not None:
             self._database.set_clock(row[0])
@@ -147,10 +147,10 @@ class ReplicaClaims:
 
     def is_lost(self, node: int) -> bool:
         """Return whether a response is unfinished and its server is gone."""
-        found = self._execute(
+        row = self._execute(
             f"SELECT 1 FROM kedge_server_nodes WHERE id = ? AND {_IS_LOST}", (node,)
-        )
-        return found.fetchone() is not None
+        ).fetchone()
+        return row is not None
 
     def claim(self, limit: int) -> list[ClaimedResponse]:
         """Claim background responses of servers that are gone, with the locks of their conversations."""
@@ -171,7 +171,7 @@ class ReplicaClaims:
         return self._database.transact(claim)
 
     def fail_lost(self) -> None:
-        """Fail the responses of servers that are gone, except those that can be continued."""
+        """Fail the responses of servers that are gone, unless they can be continued."""
         fields = build_failed_fields("failed", RESTARTED_MESSAGE)
         self._execute(_FAIL, (encode(fields), self._database.clock()))
 
@@ -197,7 +197,7 @@ class ReplicaClaims:
         self._execute(_ADD_EVENTS, (node, first, last, b"".join(frames), node, self._owner))
 
     def count_events(self, node: int) -> int:
-        """Return the number of the event after the last one that is stored."""
+        """Return the number of the first event that is not stored."""
         row = self._execute(
             "SELECT coalesce(max(last) + 1, 0) FROM kedge_server_events WHERE node = ?", (node,)
         ).fetchone()

@@ -103,14 +103,16 @@ class ResponseRepository:
         Raises:
             LookupError: Another server has deleted it since its node was found.
         """
-        found = self._execute(
+        row = self._execute(
             "SELECT request_fields, result_fields, output FROM kedge_server_nodes WHERE id = ?",
             (node,),
-        )
-        row = found.fetchone()
-        if row is None or row[0] is None:
+        ).fetchone()
+        if row is None:
             raise LookupError(node)
-        return object_forms.join_response(*row)
+        request_json, result_json, output = row
+        if request_json is None:  # of items that were added to a conversation
+            raise LookupError(node)
+        return object_forms.join_response(request_json, result_json, output)
 
     def begin(self, entry: ResponseEntry, *, barrier: bool, queued: bool = False) -> None:
         """Store a response as in progress or as queued."""
@@ -199,7 +201,7 @@ class ResponseRepository:
         raise errors.HISTORY_DELETED()
 
     def _update(self, entry: ResponseEntry, result: ResponseResult) -> bool:
-        found = self._execute(
+        updated = self._execute(
             "UPDATE kedge_server_nodes SET status = ?, result_fields = ?, output = ?, barrier = ?, tokens = ? "
             f"WHERE id = ? AND status = 'in_progress' AND {_IS_OWN}",
             (
@@ -212,7 +214,7 @@ class ResponseRepository:
                 self._database.owner,
             ),
         )
-        return found.rowcount > 0
+        return updated.rowcount > 0
 
     def _advance_conversation(self, entry: ResponseEntry) -> None:
         values = (entry.node, entry.conversation, entry.parent or 0)
