@@ -92,7 +92,9 @@ class MemoryIndex:
         """Return the responses of this scope whose content has one of these digests."""
         entries = (self._by_digest.get((scope, digest)) for digest in digests)
         return [
-            each for each in entries if each and self.get(scope, each.record.response_id) is each
+            entry
+            for entry in entries
+            if entry and self.get(scope, entry.record.response_id) is entry
         ]
 
     def get(self, scope: str, response_id: str) -> IndexedResponse | None:
@@ -177,12 +179,12 @@ class StoreIndex:
 
     def get(self, scope: str, response_id: str) -> IndexedResponse | None:
         """Return the response with this id."""
-        text = self._read(lambda tx: response_index.select_entry(tx, scope, response_id))
-        return _decode(text) if text else None
+        return _decode(self._read(lambda tx: response_index.select_entry(tx, scope, response_id)))
 
     def add(self, entry: IndexedResponse) -> bool:
         """Add a response; return whether its id was there with other content, which is replaced."""
-        record, text = entry.record, msgspec.json.encode(entry).decode()
+        record = entry.record
+        text = msgspec.json.encode(entry).decode()
         is_pruned = self._is_prune_due
         self._added += 1
 
@@ -194,9 +196,11 @@ class StoreIndex:
                 response_index.prune_entries(tx, self._max_entries)
             return older
 
-        # The writer thread also writes the journal back.
-        older = self._run("write_sync", work) if is_pruned else self._write(work)
-        return is_reissued(_decode(older) if older else None, entry)
+        if is_pruned:
+            older = self._run("write_sync", work)  # this thread also writes the journal back
+        else:
+            older = self._write(work)
+        return is_reissued(_decode(older), entry)
 
     def mark_lost(self, scope: str, *response_ids: str) -> None:
         """Do not use these responses again: the server no longer has them."""
@@ -220,7 +224,9 @@ class StoreIndex:
 
     def _write(self, work: Callable[[Tx], T]) -> T | None:
         """Run a transaction in this thread if that is possible, otherwise in the writer thread."""
-        return self._run("write_inline" if self._runs_inline else "write_sync", work)
+        if self._runs_inline:
+            return self._run("write_inline", work)
+        return self._run("write_sync", work)
 
     def _run(self, method: _Method, work: Callable[[Tx], T]) -> T | None:
         """Run a transaction, or return None if the database does not answer."""
@@ -243,7 +249,9 @@ AnchorIndex = MemoryIndex | StoreIndex
 """An index: stored responses by content, and the evidence about their servers."""
 
 
-def _decode(text: str) -> IndexedResponse | None:
+def _decode(text: str | None) -> IndexedResponse | None:
+    if text is None:
+        return None
     with suppress(ValueError):  # an entry that another version wrote
         return _decode_entry(text)
     return None

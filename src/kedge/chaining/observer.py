@@ -55,9 +55,6 @@ class ResponseObserver:
         body_start: The retained bytes.
     """
 
-    reason = rejection = ""
-    is_partial = _has_start = _has_output = False
-
     def __init__(
         self,
         headers: Mapping[str, str],
@@ -72,14 +69,25 @@ class ResponseObserver:
     ) -> None:
         self.status = status
         self.error: RequestRefused | None = None
-        self._credentials = credentials
-        self._is_error = self.has_failed = status >= 400
+        self.reason = ""
+        self.rejection = ""
+        self.has_failed = status >= 400
         self.has_server_error = is_server_error(status)
+        self.is_partial = False
         self.verdict: Verdict = "waiting" if expected else "release"
+        self.body_start = bytearray()
+        self._retained_bytes = retained_bytes
+        self._credentials = credentials
         self._expected = expected
         self._must_judge = must_judge
+        self._is_error = status >= 400
+        self._has_start = False
+        self._has_output = False
+        self._missing_bytes: int | None = None
+        """The bytes that are still to come, if the server announced how many there are."""
         length = headers.get("content-length", "")
-        self._missing_bytes = int(length) if length.isdigit() else None
+        if length.isdigit():
+            self._missing_bytes = int(length)
         self._decoder = ResponsesDecoder()
         self._assembler = Assembler()
         self._inflate = make_inflater(headers.get("content-encoding", ""))
@@ -88,7 +96,6 @@ class ResponseObserver:
         self._max_bytes = MAX_ERROR_BYTES if self._is_error else resolve_limit(max_bytes)
         self._left = self._max_bytes
         self._error = bytearray()
-        self._retained_bytes, self.body_start = retained_bytes, bytearray()
 
     def feed(self, chunk: bytes) -> Verdict:
         """Read more of the response, as received.
@@ -114,15 +121,16 @@ class ResponseObserver:
         """
         if self._missing_bytes is not None:
             self._missing_bytes -= len(chunk)
-        try:
-            for piece in self._inflate(chunk) if self._inflate else ():
-                self.body_start += piece[: self._retained_bytes - len(self.body_start)]
-                for part in iter_parts(piece):
-                    self._read(part)
-                    yield
-        except (zlib.error, StreamTooLarge):
-            self._inflate = None
-            self._error.clear()
+        if self._inflate is not None:
+            try:
+                for piece in self._inflate(chunk):
+                    self.body_start += piece[: self._retained_bytes - len(self.body_start)]
+                    for part in iter_parts(piece):
+                        self._read(part)
+                        yield
+            except (zlib.error, StreamTooLarge):
+                self._inflate = None
+                self._error.clear()
         if self._inflate is None:  # a compression that is not read here: no verdict, no record
             self._give_up()
 
@@ -147,7 +155,9 @@ class ResponseObserver:
     @property
     def is_complete(self) -> bool:
         """Whether the end of the response has been read; clients may stop reading there."""
-        return self._decoder.ended if self._reader.is_stream else self._missing_bytes == 0
+        if self._reader.is_stream:
+            return self._decoder.ended
+        return self._missing_bytes == 0
 
     def finish(self) -> Outcome | None:
         """Return the complete response, or None if it could not be read or is an error."""
@@ -163,22 +173,25 @@ class ResponseObserver:
         self._assembler.feed(event)
         if isinstance(event, events.ResponseCompleted) and self._reader.is_stream:
             self.is_partial = not (self._has_start or event.output)
-        if isinstance(event, events.ResponseStarted):
-            self._has_start = True
-            if names_other_response(event, self._expected):
-                self.resend("forgot")
-        elif isinstance(event, events.StreamFailed | events.ResponseFailed):
-            # Gateways report errors of the upstream inside the stream.
-            message = hide_credentials(event.message, self._credentials)
-            code = hide_credentials(event.code, self._credentials)
-            error = RequestRefused(message, code=code)
-            if isinstance(event, events.StreamFailed):
-                error.status, error.param = event.status, event.param
-            self._has_output |= not self._fail(error)
-        elif not isinstance(
-            event, events.OpaqueEvent | events.AnomalyNoted
-        ):  # progress before any output
-            self._has_output = True
+        match event:
+            case events.ResponseStarted():
+                self._has_start = True
+                if names_other_response(event, self._expected):
+                    self.resend("forgot")
+            case events.StreamFailed() | events.ResponseFailed():
+                self._has_output |= not self._fail(self._build_error(event))
+            case events.OpaqueEvent() | events.AnomalyNoted():
+                pass  # progress before any output
+            case _:
+                self._has_output = True
+
+    def _build_error(self, event: events.StreamFailed | events.ResponseFailed) -> RequestRefused:
+        """Return the error in a stream, where gateways report the errors of their upstream."""
+        message = hide_credentials(event.message, self._credentials)
+        code = hide_credentials(event.code, self._credentials)
+        if isinstance(event, events.ResponseFailed):
+            return RequestRefused(message, code=code)
+        return RequestRefused(message, code=code, status=event.status, param=event.param)
 
     def _fail(self, error: RequestRefused) -> bool:
         """Note an error that the response reports; return whether it rejects the anchor."""
@@ -195,7 +208,8 @@ class ResponseObserver:
     def resend(self, reason: str) -> None:
         """Let the original request be sent instead, unless something was passed on."""
         if self.verdict == "waiting":
-            self.verdict, self.reason = "resend", reason
+            self.verdict = "resend"
+            self.reason = reason
 
     def release(self) -> None:
         """Let the response be passed on, unless the original request is sent instead."""
@@ -207,8 +221,14 @@ class ResponseObserver:
         if self._is_error:
             text = hide_credentials(self._error.decode(errors="replace"), self._credentials)
             details = parse_error(text)
-            status, code, param = self.status, details["code"], details["param"]
-            self._fail(RequestRefused(details["message"], status=status, code=code, param=param))
+            self._fail(
+                RequestRefused(
+                    details["message"],
+                    status=self.status,
+                    code=details["code"],
+                    param=details["param"],
+                )
+            )
         elif self._must_judge:
             self.resend("unproven")
         self.release()
@@ -216,8 +236,8 @@ class ResponseObserver:
 
 def _classify_rejection(error: RequestRefused, response_id: str) -> str:
     """Return why the original request may succeed where one on this anchor failed; empty if it would not."""
-    summary = RequestSummary(previous_response_id=response_id)
-    if reason := classify_error(error, summary):
+    reason = classify_error(error, RequestSummary(previous_response_id=response_id))
+    if reason:
         return reason
     # The client may have signed the body that the program wrote, in a header that is not known here.
     if error.status in (401, 403):
@@ -226,4 +246,6 @@ def _classify_rejection(error: RequestRefused, response_id: str) -> str:
     if _DUPLICATE_PATTERN.search(error.message):
         return "duplicate"
     is_too_long = _TOO_LONG_PATTERN.search(f"{error.code} {error.message}")
-    return "too_long" if is_too_long and not is_server_error(error.status) else ""
+    if is_too_long and not is_server_error(error.status):
+        return "too_long"
+    return ""

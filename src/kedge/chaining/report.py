@@ -52,14 +52,19 @@ class ChainReport:
     def __str__(self) -> str:
         sizes = f"{format_size(self.sent_bytes)} of {format_size(self.full_bytes)} were sent"
         lines = [f"{self.chained} of {pluralize(self.requests, 'request')} chained, {sizes}"]
-        for label, reasons in (("as written", self.passed_through), ("healed", self.healed)):
-            if reasons:
-                lines.append(f"{label}: {', '.join(f'{n} {name}' for name, n in reasons.items())}")
+        if self.passed_through:
+            lines.append(f"as written: {_format_reasons(self.passed_through)}")
+        if self.healed:
+            lines.append(f"healed: {_format_reasons(self.healed)}")
         if self.refused:
             lines.append(f"refused by the server: {self.refused}")
         if self.lost:
             lines.append(f"answered without the stored context: {self.lost}")
         return "\n".join(lines)
+
+
+def _format_reasons(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.items())
 
 
 class ReportBuilder:
@@ -69,7 +74,8 @@ class ReportBuilder:
         self.on_request = on_request
         self._recent = deque[ChainedRequest](maxlen=RECENT)
         self._totals = Counter(requests=0, chained=0, refused=0, lost=0, sent_bytes=0, full_bytes=0)
-        self._passed, self._healed = Counter[str](), Counter[str]()
+        self._passed = Counter[str]()
+        self._healed = Counter[str]()
         self._lock = Lock()
 
     def add(self, request: ChainedRequest) -> None:
@@ -84,8 +90,10 @@ class ReportBuilder:
                 sent_bytes=request.sent_bytes,
                 full_bytes=is_last * request.full_bytes,
             )
-            self._passed.update([request.reason] if request.reason else ())
-            self._healed.update([request.healed] if request.healed else ())
+            if request.reason:
+                self._passed[request.reason] += 1
+            if request.healed:
+                self._healed[request.healed] += 1
             self._recent.append(request)
         if request.reason:
             count("responses_passed_through_total", reason=request.reason)
@@ -93,7 +101,9 @@ class ReportBuilder:
         count_end(request)
         log.info(
             "request %s: sent %d of %d bytes",
-            *(request.status or "failed", request.sent_bytes, request.full_bytes),
+            request.status or "failed",
+            request.sent_bytes,
+            request.full_bytes,
             **asdict(request),
         )
         if self.on_request is not None:
@@ -102,6 +112,9 @@ class ReportBuilder:
     def build(self) -> ChainReport:
         """Return the totals so far."""
         with self._lock:
-            passed, healed = FrozenMap(self._passed), FrozenMap(self._healed)
-            recent = tuple(self._recent)
-            return ChainReport(**self._totals, passed_through=passed, healed=healed, recent=recent)
+            return ChainReport(
+                **self._totals,
+                passed_through=FrozenMap(self._passed),
+                healed=FrozenMap(self._healed),
+                recent=tuple(self._recent),
+            )

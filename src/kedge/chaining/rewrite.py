@@ -52,9 +52,11 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_CACHED_BYTES = 2_048
 MAX_CACHED_ITEMS = 16_384
 """The maximum number of cached items, each of at most ``MAX_CACHED_BYTES`` bytes."""
-MIN_REPLAY_BYTES, MAX_REPLAY_BYTES = 2_048, 262_144
+MIN_REPLAY_BYTES = 2_048
+MAX_REPLAY_BYTES = 262_144
+"""The sizes of inputs that are cached with their text."""
 MAX_REPLAYS = 64
-"""The maximum number of inputs that are cached with their text, and the sizes of these."""
+"""The maximum number of inputs that are cached with their text."""
 REPLAY_KEY_ITEMS = 3
 """The number of items that identify a conversation: instructions, a message and its answer."""
 MAX_CANDIDATES = 1_000
@@ -159,17 +161,24 @@ def parse_request(content: bytes) -> ParsedRequest:
     text = members.get("input", b"")
     try:
         if text.startswith(b'"'):
-            items, blocks = (), (normalize_block(user(decode(text))),)
-            prefixes = extend_index(PrefixIndex(), blocks, 0)
-        else:
-            items = split_array(text)
-            if len(items) > MAX_ITEMS:
-                return ParsedRequest(members, values, blocked="too_large")
-            blocks, prefixes = _read_items(items, len(text))
+            return _build_text_request(members, values, text)
+        items = split_array(text)
+        if len(items) > MAX_ITEMS:
+            return ParsedRequest(members, values, blocked="too_large")
+        blocks, prefixes = _read_items(items, len(text))
     except (KedgeError, ValueError, TypeError, RecursionError):
         return ParsedRequest(members, values, blocked="input")
     obstacle = _find_obstacle(values, blocks)
     return ParsedRequest(members, values, items, blocks, prefixes, obstacle)
+
+
+def _build_text_request(
+    members: Mapping[str, bytes], values: Mapping[str, Any], text: bytes
+) -> ParsedRequest:
+    """Return a request whose input is one text, which is a message of the user."""
+    blocks = (normalize_block(user(decode(text))),)
+    prefixes = extend_index(PrefixIndex(), blocks, 0)
+    return ParsedRequest(members, values, (), blocks, prefixes, _find_obstacle(values, blocks))
 
 
 _recent_inputs = BoundedDict[tuple[bytes, ...], ParsedRequest](MAX_REPLAYS)
@@ -186,16 +195,23 @@ def _read_items(items: tuple[bytes, ...], size: int) -> tuple[tuple[Block, ...],
     key = items[:REPLAY_KEY_ITEMS]
     with _recent_lock:
         recent = _recent_inputs.get(key, ParsedRequest())
-    known = len(recent.items)
-    if items[:known] != recent.items:  # an edited history
-        pairs = enumerate(zip(items, recent.items, strict=False))
-        known = next((at for at, (new, old) in pairs if new != old), len(items))
-    blocks = recent.blocks[:known] + tuple(map(_read_block, items[known:]))
-    prefixes = extend_index(recent.prefixes, blocks, known)
+    reused = _count_equal(items, recent.items)
+    blocks = recent.blocks[:reused] + tuple(map(_read_block, items[reused:]))
+    prefixes = extend_index(recent.prefixes, blocks, reused)
     if MIN_REPLAY_BYTES < size <= MAX_REPLAY_BYTES:
         with _recent_lock:
             _recent_inputs[key] = ParsedRequest(items=items, blocks=blocks, prefixes=prefixes)
     return blocks, prefixes
+
+
+def _count_equal(items: tuple[bytes, ...], recent: tuple[bytes, ...]) -> int:
+    """Return the number of items with which both inputs begin."""
+    if items[: len(recent)] == recent:
+        return len(recent)
+    for position, (item, recent_item) in enumerate(zip(items, recent, strict=False)):
+        if item != recent_item:
+            return position
+    return len(items)
 
 
 def _read_block(text: bytes) -> Block:
@@ -204,12 +220,17 @@ def _read_block(text: bytes) -> Block:
     A program that replays its history writes the same items in every request, and parsing them is most of
     the work. A cached block also has its digest.
     """
-    read = _read_cached_block if len(text) <= MAX_CACHED_BYTES else _read_cached_block.__wrapped__
-    return read(text)
+    if len(text) <= MAX_CACHED_BYTES:
+        return _read_cached_block(text)
+    return _parse_block(text)
 
 
 @lru_cache(maxsize=MAX_CACHED_ITEMS)
 def _read_cached_block(text: bytes) -> Block:
+    return _parse_block(text)
+
+
+def _parse_block(text: bytes) -> Block:
     return normalize_block(turns.block_from_item(decode(text)))
 
 
@@ -228,7 +249,9 @@ def _find_obstacle(values: Mapping[str, Any], blocks: tuple[Block, ...]) -> str:
         return "compaction"
     if values.get("previous_response_id") is not None:
         return "previous_response_id"
-    return "background" if values.get("background") is True else ""
+    if values.get("background") is True:
+        return "background"
+    return ""
 
 
 def normalize_block(block: Block) -> Block:
@@ -243,7 +266,8 @@ def normalize_block(block: Block) -> Block:
     if isinstance(block, turns.AssistantBlock | turns.ToolCallBlock):
         members = get_members(block)
         block = strip_members(block)
-        return block.with_metadata({_MEMBERS: members}) if members else block
+        if members:
+            block = block.with_metadata({_MEMBERS: members})
     return block
 
 
@@ -280,43 +304,50 @@ def rewrite(
     Returns:
         The new request, or the reason for sending the one that the program wrote.
     """
-    prefixes = request.prefixes
     # At least one item must remain: servers reject an empty input.
-    covered = prefixes.count(len(request.blocks))
+    covered = request.prefixes.count(len(request.blocks))
     counts = _iter_ends(request, covered)
-    usable: list[IndexedResponse] = []
+
+    def is_usable(entry: IndexedResponse) -> bool:
+        record = entry.record
+        if anchors.unavailable_reason(record, scope, now, max_depth, not_before) is not None:
+            return False
+        if not anchors.matches_prefix(record, request.prefixes, covered):
+            return False
+        context = request.blocks[: request.prefixes.end_position(record.block_count)]
+        return _hash_members(context).issubset(entry.members)
+
     reason = "new"
     for size in LOOKUP_SIZES:
-        digests = [prefixes.digest(count) for count in islice(counts, size)]
-        if usable or not digests:
+        digests = [request.prefixes.digest(count) for count in islice(counts, size)]
+        if not digests:
             break
         reason = "no_anchor"
-        usable = [
-            entry
-            for entry in index.find(scope, digests)
-            if anchors.unavailable_reason(entry.record, scope, now, max_depth, not_before) is None
-            and anchors.matches_prefix(entry.record, prefixes, covered)
-            and _hash_members(
-                request.blocks[: prefixes.end_position(entry.record.block_count)]
-            ).issubset(entry.members)
-        ]
-    if not usable:
-        return reason
-    anchor = max(usable, key=lambda entry: anchors.anchor_sort_key(entry.record))
-    start = prefixes.end_position(anchor.record.block_count)
-    remaining = [
-        (text, block)
-        for text, block in zip(request.items[start:], request.blocks[start:], strict=True)
-        if not (isinstance(block, turns.ReasoningBlock) and block.item_id in anchor.reasoning_ids)
-    ]
-    if not remaining:
-        return "no_anchor"
-    changed = {
+        usable = list(filter(is_usable, index.find(scope, digests)))
+        if usable:
+            anchor = max(usable, key=lambda entry: anchors.anchor_sort_key(entry.record))
+            return _send_rest(request, anchor) or "no_anchor"
+    return reason
+
+
+def _send_rest(request: ParsedRequest, anchor: IndexedResponse) -> Rewritten | None:
+    """Return the request with the items after its anchor; None if none is left."""
+    start = request.prefixes.end_position(anchor.record.block_count)
+    texts: list[bytes] = []
+    blocks: list[Block] = []
+    for text, block in zip(request.items[start:], request.blocks[start:], strict=True):
+        if isinstance(block, turns.ReasoningBlock) and block.item_id in anchor.reasoning_ids:
+            continue
+        texts.append(text)
+        blocks.append(block)
+    if not blocks:
+        return None
+    members = {
+        **request.members,
         "previous_response_id": encode_escaped(anchor.record.response_id),
-        "input": b"[%b]" % b",".join(text for text, _ in remaining),
+        "input": b"[%b]" % b",".join(texts),
     }
-    content = join_object({**request.members, **changed})
-    return Rewritten(content, anchor, tuple(block for _, block in remaining))
+    return Rewritten(join_object(members), anchor, tuple(blocks))
 
 
 def find_shorter(request: ParsedRequest, index: AnchorIndex, anchor: IndexedResponse) -> list[str]:
@@ -379,21 +410,32 @@ def index_response(
         base = parent.record.block_count
         prefixes = _continue_digest(parent.record)
         prefixes.extend(request.blocks)
-    members = _hash_members(request.blocks, base).union(parent.members if parent else ())
+
+    covered = prefixes.count(len(request.blocks))
     record = AnchorRecord(
         response_id=outcome.response_id,
         scope=scope,
-        digest=prefixes.digest(covered := prefixes.count(len(request.blocks))),
+        digest=prefixes.digest(covered),
         block_count=base + covered,
         status="incomplete",
-        depth=parent.record.depth + 1 if parent else 1,
-        root_created_at=parent.record.root_created_at if parent else now,
+        depth=1,
+        root_created_at=now,
         created_at=now,
         expires_at=None if retention is None else now + retention,
         counted=counted,
     )
+    members = _hash_members(request.blocks, base)
+    if parent is not None:
+        record = structs.replace(
+            record,
+            depth=parent.record.depth + 1,
+            root_created_at=parent.record.root_created_at,
+        )
+        members |= parent.members
     pending = IndexedResponse(record, members=members)
-    return pending if is_pending else complete_response(pending, outcome)
+    if is_pending:
+        return pending
+    return complete_response(pending, outcome)
 
 
 def complete_response(pending: IndexedResponse, outcome: Outcome) -> IndexedResponse | None:
@@ -418,9 +460,13 @@ def complete_response(pending: IndexedResponse, outcome: Outcome) -> IndexedResp
         block_count=pending.record.block_count + covered,
         status="completed",
     )
-    reasoning = (block.item_id for block in output if isinstance(block, turns.ReasoningBlock))
+    reasoning_ids = frozenset(
+        block.item_id
+        for block in output
+        if isinstance(block, turns.ReasoningBlock) and block.item_id
+    )
     members = pending.members | _hash_members(output, pending.record.block_count)
-    return IndexedResponse(record, frozenset(name for name in reasoning if name), members)
+    return IndexedResponse(record, reasoning_ids, members)
 
 
 def _is_usable(outcome: Outcome) -> bool:
@@ -459,18 +505,17 @@ def split_object(content: bytes) -> dict[str, bytes]:
         RecursionError: It is nested too deep.
     """
     content.decode()  # msgspec does not check the encoding of raw values
-    found, masked = _decode(_decode_object, content)
+    raw_members, masked = _decode(_decode_object, content)
     members: dict[str, bytes] = {}
     position = 0
     # Of members with the same name msgspec returns the last value, so that some text is left over here.
-    for value in map(bytes, found.values()):
+    for value in map(bytes, raw_members.values()):
         start = _MEMBER_START.match(masked, position)
         if start is None or not masked.startswith(value, start.end()):
             raise ValueError("two members have the same name")
         position = start.end() + len(value)
-        members[json.loads(content[start.start(1) : start.end(1)])] = content[
-            start.end() : position
-        ]
+        name = json.loads(content[start.start(1) : start.end(1)])
+        members[name] = content[start.end() : position]
     if b"".join(masked[position:].split()) not in (b"}", b"{}"):
         raise ValueError("two members have the same name")
     return members
@@ -482,18 +527,20 @@ def split_array(content: bytes) -> tuple[bytes, ...]:
     Raises:
         ValueError: The text is not a JSON array.
     """
-    found, masked = _decode(_decode_array, content)
-    elements = tuple(map(bytes, found))
+    raw_elements, masked = _decode(_decode_array, content)
+    elements = tuple(map(bytes, raw_elements))
     if masked is content:
         return elements
-    copied: list[bytes] = []
+    originals: list[bytes] = []
     position = 0
     for element in elements:
         start = _ELEMENT_START.match(masked, position)
-        first = start.end() if start else position
-        position = first + len(element)
-        copied.append(content[first:position])
-    return tuple(copied)
+        if start is not None:
+            position = start.end()
+        end = position + len(element)
+        originals.append(content[position:end])
+        position = end
+    return tuple(originals)
 
 
 def _decode(decode: Callable[[bytes], T], content: bytes) -> tuple[T, bytes]:
@@ -525,6 +572,11 @@ def normalize_json(text: str) -> str:
         json.loads(text)
     except ValueError:
         return text
-    return _STRING_OR_SPACE.sub(
-        lambda token: json.dumps(json.loads(token[0])) if token[0][0] == '"' else "", text
-    )
+    return _STRING_OR_SPACE.sub(_normalize_token, text)
+
+
+def _normalize_token(token: re.Match[str]) -> str:
+    """Return a string as `json.dumps` writes it, and nothing for whitespace."""
+    if not token[0].startswith('"'):
+        return ""
+    return json.dumps(json.loads(token[0]))

@@ -75,9 +75,10 @@ def estimate_tokens(body: bytes | str, length: int = 0) -> Estimate:
         body: The body of the request, if it is known.
         length: Its size otherwise.
     """
-    data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
-    size = len(_ENCODED_DATA.sub(b"", data)) or length  # images and files are no text
-    members = decode_object(data)
+    if isinstance(body, str):
+        body = body.encode("utf-8", "surrogatepass")
+    size = len(_ENCODED_DATA.sub(b"", body)) or length  # images and files are no text
+    members = decode_object(body)
     limits = [get_count(members, name) for name in OUTPUT_LIMITS]
     output = max(limits) or access.DEFAULT_OUTPUT_TOKENS
     return Estimate(size // BYTES_PER_TOKEN, output * (get_count(members, "n") or 1))
@@ -96,10 +97,16 @@ class UsageReader:
 
     def __init__(self, content_type: str, input_tokens: int = 0, encoding: str = "") -> None:
         self._inflate = make_inflater(encoding)
-        self._events = SSEDecoder() if content_type.startswith("text/event-stream") else None
+        self._events: SSEDecoder | None = None
+        """The decoder of a stream; None for a response that is one object."""
+        if content_type.startswith("text/event-stream"):
+            self._events = SSEDecoder()
         self._body = bytearray()
         self._is_first = True
-        self._input = self._output = self._passed = 0
+        self._input = 0
+        self._output = 0
+        self._passed = 0
+        """The counted tokens of the output that passed since the server last reported its own count."""
         self._input_estimate = input_tokens
         self._texts: list[str] = []
 
@@ -110,19 +117,21 @@ class UsageReader:
 
     def read_in_steps(self, chunk: bytes) -> Iterator[None]:
         """Read more of the response as ``feed``, and yield after each step of a few milliseconds at most."""
-        try:
-            for piece in self._inflate(chunk) if self._inflate else ():
-                for part in iter_parts(piece):
-                    self._read_piece(part)
-                    yield
-        except zlib.error:
-            self._inflate = None
+        if self._inflate is not None:
+            try:
+                for piece in self._inflate(chunk):
+                    for part in iter_parts(piece):
+                        self._read_piece(part)
+                        yield
+            except zlib.error:
+                self._inflate = None
         if self._inflate is None:
             self._passed += len(chunk) // BYTES_PER_TOKEN
 
     def _read_piece(self, chunk: bytes) -> None:
-        if self._is_first and (kind := read_kind(chunk)):
-            self._is_first = False
+        if self._is_first:
+            kind = read_kind(chunk)
+            self._is_first = not kind
             if kind == "object":
                 self._events = None
         if self._events is None:
@@ -141,10 +150,9 @@ class UsageReader:
             self._events = SSEDecoder()  # some servers send streams without their content type
             self._read_piece(bytes(self._body))
             self._body.clear()
-        for message in (
-            self._events.close() if self._events else ()
-        ):  # without a blank line at its end
-            self.read(message.data)
+        if self._events is not None:
+            for message in self._events.close():  # an event without a blank line at its end
+                self.read(message.data)
         if self._body:
             self.read(self._body)
             if self._body.startswith(b"{") and not decode_object(self._body):  # cut off
@@ -161,9 +169,11 @@ class UsageReader:
         # The events of a stream repeat or complete the counts: the largest ones are those of the response.
         self._input = max(self._input, input_tokens)
         if output_tokens > self._output:
-            self._output, self._passed, self._texts = output_tokens, 0, []
-        for each in (event, *list_objects(event.get("choices"))):
-            self._texts += _iter_texts(each.get("delta"))
+            self._output = output_tokens
+            self._passed = 0
+            self._texts = []
+        for holder in (event, *list_objects(event.get("choices"))):
+            self._texts += _iter_texts(holder.get("delta"))
         if len(self._texts) >= COUNTED_DELTAS:
             self._count_passed()
 
@@ -187,8 +197,8 @@ def _iter_texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
-        for each in cast("list[Any]", value):
-            yield from _iter_texts(each)
+        for element in cast("list[Any]", value):
+            yield from _iter_texts(element)
     elif isinstance(value, dict):
         for name, member in cast("dict[str, Any]", value).items():
             if name not in NOT_WRITTEN:
@@ -214,8 +224,10 @@ class ProxyFrontEnd(FrontEnd):
         """Read the token of the proxy; the health of the proxy is public."""
         if scope["path"] == "/healthz":
             return None
-        needed = "metrics" if scope["path"] in METRICS_PATHS else "server"
-        return access.Credentials(access.read_header(scope, TOKEN_HEADER.encode()), needed=needed)
+        token = access.read_header(scope, TOKEN_HEADER.encode())
+        if scope["path"] in METRICS_PATHS:
+            return access.Credentials(token, needed="metrics")
+        return access.Credentials(token, needed="server")
 
     def build_rejection(self, scope: Scope, rejection: access.Rejection) -> Response:
         """Return an error of the proxy."""
@@ -257,7 +269,9 @@ def build_rejection(rejection: access.Rejection, scope: Scope) -> Response:
             message = rejection.message or f"send a token of the proxy in the {TOKEN_HEADER} header"
         case _:
             message = rejection.message
-    code = "rate_limit_exceeded" if rejection.status == 429 else "proxy_error"
+    code = "proxy_error"
+    if rejection.status == 429:
+        code = "rate_limit_exceeded"
     response = build_error(rejection.status, message, code)
     response.headers.update(rejection.headers)
     return response
@@ -277,12 +291,14 @@ class SocketMeter:
     """
 
     def __init__(self, policy: access.AccessPolicy, caller: AccessToken | None) -> None:
-        self._policy, self._caller = policy, caller
+        self._policy = policy
+        self._caller = caller
         self._lanes: dict[str | None, deque[tuple[TokenReservation | None, UsageReader]]] = {}
 
     async def check(self, message: str | bytes) -> access.Rejection | None:
         """Check a message of the client, and reserve the tokens of its response; return the rejection or None."""
-        if rejection := await self._policy.check_message(self._caller):
+        rejection = await self._policy.check_message(self._caller)
+        if rejection is not None:
             return rejection
         if not is_limited(self._caller):
             return None
@@ -298,7 +314,9 @@ class SocketMeter:
 
     async def count(self, data: str | bytes) -> None:
         """Count the tokens in a message of the upstream."""
-        event = decode_object(data) if self._lanes else {}
+        if not self._lanes:
+            return
+        event = decode_object(data)
         lane = self._lanes.get(_find_lane(event))
         if not lane:
             return
@@ -311,14 +329,17 @@ class SocketMeter:
     async def close(self) -> None:
         """Count what passed of the responses that did not end."""
         with CancelScope(shield=True):
-            for reservation, reader in [each for lane in self._lanes.values() for each in lane]:
-                await self._policy.settle(reservation, reader.finish(), self._caller)
+            for lane in list(self._lanes.values()):
+                for reservation, reader in list(lane):
+                    await self._policy.settle(reservation, reader.finish(), self._caller)
 
 
 def _find_lane(message: dict[str, Any]) -> str | None:
     """Return the stream of a WebSocket that a message belongs to."""
     stream_id = message.get("stream_id")
-    return stream_id if isinstance(stream_id, str) else None
+    if isinstance(stream_id, str):
+        return stream_id
+    return None
 
 
 def build_error(status: int, message: str, code: str = "proxy_error") -> Response:

@@ -150,7 +150,8 @@ def create_proxy_app(
     registry = None
     if store is not None:
         shared_store = share_store(store)
-        index = StoreIndex(shared_store.resource) if index is None else index
+        if index is None:
+            index = StoreIndex(shared_store.resource)
         recorder = RequestRecorder(shared_store.resource)
         registry = TokenRegistry(shared_store.resource, required=requires_token)
     policy = create_policy(token, registry, any_host=any_host)
@@ -205,9 +206,10 @@ async def _check_tokens(registry: TokenRegistry | None) -> None:
 
 
 async def _report_no_route(_: Request, error: Exception) -> Response:
-    found = cast("HTTPException", error)
-    response = build_error(found.status_code, f"{found.detail}: requests below /v1 are forwarded")
-    response.headers.update(found.headers or {})
+    rejection = cast("HTTPException", error)
+    message = f"{rejection.detail}: requests below /v1 are forwarded"
+    response = build_error(rejection.status_code, message)
+    response.headers.update(rejection.headers or {})
     return response
 
 
@@ -237,7 +239,8 @@ class _Proxy:
 
     def _parse_checked(self, text: str) -> httpx2.URL:
         """Parse the URL of a request, and compare the server in it with the upstream."""
-        url, base = httpx2.URL(text), httpx2.URL(str(self._upstream))
+        url = httpx2.URL(text)
+        base = httpx2.URL(str(self._upstream))
         if (url.scheme, url.netloc, url.userinfo) != (base.scheme, base.netloc, base.userinfo):
             raise ValueError("it names another server")
         return url
@@ -247,13 +250,17 @@ class _Proxy:
     ) -> list[tuple[bytes, bytes]]:
         """Return the headers for the upstream: those of the client, with the credentials of the upstream."""
         kept = _filter_headers(headers, self._replaced.union(names))
-        return [*kept, *self._login] if self._replaced else kept
+        if self._replaced:
+            kept += self._login
+        return kept
 
     async def report(self, _: Request) -> Response:
         """Return totals and the newest requests, without content."""
         report = chain_report(self._client)
-        counts = {"passed_through": dict(report.passed_through), "healed": dict(report.healed)}
-        return EscapedJSONResponse({**asdict(report), **counts})
+        members = asdict(report)
+        members["passed_through"] = dict(report.passed_through)
+        members["healed"] = dict(report.healed)
+        return EscapedJSONResponse(members)
 
     async def forward(self, request: Request) -> Response:
         """Forward a request and pass its response on as it arrives."""
@@ -272,32 +279,15 @@ class _Proxy:
             return build_error(408, SLOW_BODY)
         is_new = request.method == "POST"
         estimate = Estimate(0, 0)
-        if has_limit and is_new:  # of a body that is only passed on, its size is known at best
-            known = body if isinstance(body, bytes) else b""
-            length = int(request.headers.get("content-length") or 0)
-            estimating = partial(estimate_tokens, known, length)
-            estimate = await compute(estimating, is_long=len(known) > LARGE_BYTES)
-        reserved = await self._policy.reserve(caller, estimate.total) if is_new else None
+        reserved = None
+        if is_new and has_limit:
+            estimate = await _estimate_request(request, body)
+        if is_new:
+            reserved = await self._policy.reserve(caller, estimate.total)
         if isinstance(reserved, Rejection):
             return build_rejection(reserved, request.scope)
-        # A body of known length that is only passed on retains its length: some upstreams need it.
-        is_chunked = "transfer-encoding" in request.headers  # which overrides a length
-        has_length = isinstance(body, AsyncIterator) and not is_chunked
-        computed = () if has_length else (b"content-length",)
-        store = self._recorder.store if self._recorder else None
-        outgoing = self._build_request(
-            request.method,
-            url,
-            headers=self._select_headers(request.headers.raw, {*REQUEST_ONLY, *computed}),
-            content=body,
-            extensions={
-                USER: caller.namespace if caller else "",
-                PROGRAM_REQUEST: None,
-                RETAINED_BYTES: store.body_bytes if store and store.keep_bodies else 0,
-            },
-        )
-        if has_limit:  # its token counts are read on the way
-            outgoing.headers["accept-encoding"] = "identity"
+
+        outgoing = self._build_outgoing(request, url, body, caller)
         incoming = await self._send(request, outgoing, body_read)
         program_request: ProgramRequest | None = outgoing.extensions[PROGRAM_REQUEST]
         if isinstance(incoming, Response):
@@ -305,30 +295,68 @@ class _Proxy:
             await self._policy.settle(reserved, used, caller)
             self._record(program_request, incoming, caller)
             return incoming
-        # An error whose body was examined is passed on decoded.
-        decoded = {b"content-encoding", b"content-length"} if incoming.is_stream_consumed else ()
-        headers = _filter_headers(incoming.headers.raw, decoded)
-        if incoming.is_redirect:
-            headers = self._localize_redirect(str(url), headers)
-        if program_request is not None and program_request.pending is None:
-            request.scope[PLAN_KEY] = _format_plan(program_request)
-            headers.append((PLAN_HEADER, request.scope[PLAN_KEY].encode()))
+
+        usage = None
         # A response that is fetched was counted before, except for the result of a background response.
-        is_metered = has_limit and (is_new or program_request is not None)
-        content_type = incoming.headers.get("content-type", "")
-        encoding = "" if decoded else incoming.headers.get("content-encoding", "")
-        usage = UsageReader(content_type, estimate.input, encoding) if is_metered else None
+        if has_limit and (is_new or program_request is not None):
+            usage = _create_usage_reader(incoming, estimate.input)
 
         async def end() -> None:
             self._record(program_request, response, caller)
             if usage is not None:
                 await self._policy.settle(reserved, usage.finish(), caller)
 
-        response = _PassedOn(
-            incoming, program_request.body if program_request else None, usage, end
-        )
-        response.raw_headers = headers
+        complete = program_request.body if program_request else None
+        response = _PassedOn(incoming, complete, usage, end)
+        response.raw_headers = self._select_response_headers(request, incoming, program_request)
         return response
+
+    def _build_outgoing(
+        self,
+        request: Request,
+        url: httpx2.URL,
+        body: bytes | AsyncIterator[bytes] | None,
+        caller: AccessToken | None,
+    ) -> httpx2.Request:
+        """Return the request for the upstream."""
+        dropped = set(REQUEST_ONLY)
+        # A body of known length that is only passed on retains its length: some upstreams need it.
+        is_chunked = "transfer-encoding" in request.headers  # which overrides a length
+        if is_chunked or not isinstance(body, AsyncIterator):
+            dropped.add(b"content-length")
+        retained_bytes = 0
+        if self._recorder is not None and self._recorder.store.keep_bodies:
+            retained_bytes = self._recorder.store.body_bytes
+        outgoing = self._build_request(
+            request.method,
+            url,
+            headers=self._select_headers(request.headers.raw, dropped),
+            content=body,
+            extensions={
+                USER: caller.namespace if caller else "",
+                PROGRAM_REQUEST: None,
+                RETAINED_BYTES: retained_bytes,
+            },
+        )
+        if is_limited(caller):  # its token counts are read on the way
+            outgoing.headers["accept-encoding"] = "identity"
+        return outgoing
+
+    def _select_response_headers(
+        self, request: Request, incoming: httpx2.Response, program_request: ProgramRequest | None
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the headers for the client: those of the upstream, with the plan of the request."""
+        dropped: set[bytes] = set()
+        if incoming.is_stream_consumed:  # an error whose body was examined is passed on decoded
+            dropped = {b"content-encoding", b"content-length"}
+        headers = _filter_headers(incoming.headers.raw, dropped)
+        if incoming.is_redirect:
+            headers = self._localize_redirect(str(incoming.request.url), headers)
+        if program_request is not None and program_request.pending is None:
+            plan = _format_plan(program_request)
+            request.scope[PLAN_KEY] = plan
+            headers.append((PLAN_HEADER, plan.encode()))
+        return headers
 
     def _localize_redirect(
         self, url: str, headers: list[tuple[bytes, bytes]]
@@ -338,11 +366,14 @@ class _Proxy:
         A client that followed another one would send its request, with the token of the proxy and keys that
         clients do not remove from redirected requests, to that server.
         """
-        kept = [pair for pair in headers if pair[0] != b"location"]
+        kept: list[tuple[bytes, bytes]] = []
         for name, value in headers:
-            if name == b"location":
-                path = self._upstream.find_path(url, value.decode("latin-1"))
-                kept += [] if path is None else [(name, f"/v1{path}".encode("latin-1"))]
+            if name != b"location":
+                kept.append((name, value))
+                continue
+            path = self._upstream.find_path(url, value.decode("latin-1"))
+            if path is not None:
+                kept.append((name, f"/v1{path}".encode("latin-1")))
         return kept
 
     async def _send(
@@ -350,7 +381,8 @@ class _Proxy:
     ) -> httpx2.Response | Response:
         """Send a request, and abandon it if the client disconnects before there is a response."""
         # Plain tasks of asyncio: a task group for each request costs as much as reading its headers.
-        sender, is_gone = cast("asyncio.Task[Any]", asyncio.current_task()), False
+        sender = cast("asyncio.Task[Any]", asyncio.current_task())
+        is_gone = False
 
         async def watch_client() -> None:
             nonlocal is_gone
@@ -425,14 +457,17 @@ class _Proxy:
             await socket.send_denial_response(_report_unreachable(error))
             return
         async with upstream:
-            accepted = _list_headers(upstream.response) if upstream.response else []
-            await socket.accept(upstream.subprotocol, accepted)
+            accept_headers: list[tuple[bytes, bytes]] = []
+            if upstream.response:
+                accept_headers = _list_headers(upstream.response)
+            await socket.accept(upstream.subprotocol, accept_headers)
             await self._relay(socket, upstream)
 
     async def _relay(self, socket: WebSocket, upstream: ClientConnection) -> None:
         """Pass messages on in both directions until either side closes its connection."""
         meter = SocketMeter(self._policy, socket.scope.get(CALLER_KEY))
-        code, reason = 1000, ""
+        code = 1000
+        reason = ""
 
         async def send_up() -> None:
             nonlocal code, reason
@@ -445,9 +480,11 @@ class _Proxy:
                         code = LOCAL_CLOSE_CODES.get(message["code"], message["code"])
                         reason = message.get("reason") or ""
                         break
-                    text = message.get("text")
-                    data = text if text is not None else message["bytes"]
-                    if rejection := await meter.check(data):
+                    data = message.get("text")
+                    if data is None:
+                        data = message["bytes"]
+                    rejection = await meter.check(data)
+                    if rejection is not None:
                         await socket.send_text(_format_socket_error(rejection, socket.scope))
                         continue
                     await upstream.send(data)
@@ -481,8 +518,10 @@ class _Proxy:
 
 def _describe(error: Exception) -> str:
     """Describe a failure without received bytes, which may belong to the response of another client."""
-    is_quoting = isinstance(error, httpx2.RemoteProtocolError)
-    return (str(error).partition(": ")[0] if is_quoting else str(error)) or type(error).__name__
+    message = str(error)
+    if isinstance(error, httpx2.RemoteProtocolError):  # it quotes what was received
+        message = message.partition(": ")[0]
+    return message or type(error).__name__
 
 
 def _report_unreachable(error: Exception) -> Response:
@@ -560,8 +599,11 @@ class _PassedOn(StreamingResponse):
     ) -> None:
         super().__init__(self._read(), incoming.status_code)
         self._incoming = incoming
-        self._complete = incoming.content if incoming.is_stream_consumed else complete
-        self._usage, self._on_end = usage, on_end
+        self._complete = complete
+        if incoming.is_stream_consumed:
+            self._complete = incoming.content
+        self._usage = usage
+        self._on_end = on_end
         self._time_slice = TimeSlice()
 
     async def _read(self) -> AsyncIterator[bytes]:
@@ -582,8 +624,13 @@ class _PassedOn(StreamingResponse):
                 await super().__call__(scope, receive, send)
             else:
                 await self._count(body)
-                start = {"status": self.status_code, "headers": self.raw_headers}
-                await send({"type": "http.response.start", **start})
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": self.status_code,
+                        "headers": self.raw_headers,
+                    }
+                )
                 await send({"type": "http.response.body", "body": body})
         except httpx2.HTTPError as error:  # the server closes the connection, as the upstream did
             log.warning("the upstream cut off its response: %s", _describe(error))
@@ -591,6 +638,24 @@ class _PassedOn(StreamingResponse):
             await self._incoming.aclose()
             with CancelScope(shield=True):
                 await self._on_end()
+
+
+async def _estimate_request(
+    request: Request, body: bytes | AsyncIterator[bytes] | None
+) -> Estimate:
+    """Estimate the tokens of a request; of a body that is only passed on, its size is known at best."""
+    content = body if isinstance(body, bytes) else b""
+    length = int(request.headers.get("content-length") or 0)
+    work = partial(estimate_tokens, content, length)
+    return await compute(work, is_long=len(content) > LARGE_BYTES)
+
+
+def _create_usage_reader(incoming: httpx2.Response, input_tokens: int) -> UsageReader:
+    """Return the reader of the token counts of a response of the upstream."""
+    encoding = incoming.headers.get("content-encoding", "")
+    if incoming.is_stream_consumed:  # its body is passed on decoded
+        encoding = ""
+    return UsageReader(incoming.headers.get("content-type", ""), input_tokens, encoding)
 
 
 async def _read_body(
@@ -668,11 +733,13 @@ def _list_headers(response: HandshakeResponse) -> list[tuple[bytes, bytes]]:
 
 
 def _format_plan(program_request: ProgramRequest) -> str:
-    sizes = f"sent={len(program_request.content)}; full={len(program_request.original)}"
     reason = program_request.healed or program_request.reason
     is_refused = program_request.observer is not None and program_request.observer.is_refused
     label = send_label("" if program_request.anchor_id else reason, is_refused=is_refused)
-    return f"{label}; {sizes}{f'; reason={reason}' if reason else ''}"
+    parts = [label, f"sent={len(program_request.content)}", f"full={len(program_request.original)}"]
+    if reason:
+        parts.append(f"reason={reason}")
+    return "; ".join(parts)
 
 
 def _format_socket_error(rejection: Rejection, scope: Scope) -> str:
