@@ -246,11 +246,15 @@ class UnknownSetting(InvalidSetting, TypeError):
 
     def __init__(self, name: str, known: Iterable[str], owner: str, advice: str = "") -> None:
         names = sorted(known)
+        problem = f"{owner} has no setting {name!r}"
         similar = find_similar(name, names)
-        hint = f"; did you mean {similar!r}?" if similar else f"; {advice}." if advice else "."
-        super().__init__(
-            f"{owner} has no setting {name!r}{hint} The settings are: {', '.join(names)}."
-        )
+        if similar:
+            problem = f"{problem}; did you mean {similar!r}?"
+        elif advice:
+            problem = f"{problem}; {advice}."
+        else:
+            problem = f"{problem}."
+        super().__init__(f"{problem} The settings are: {', '.join(names)}.")
         self.name = name
 
 
@@ -279,7 +283,9 @@ class StoreError(KedgeError):
 
 def describe_for_client(error: BaseException) -> str:
     """Return the message of an error for the client of a server, without the path or the address of the store."""
-    return error.problem if isinstance(error, StoreError) else str(error)
+    if isinstance(error, StoreError):
+        return error.problem
+    return str(error)
 
 
 class CannotOpenStore(StoreError):
@@ -573,12 +579,17 @@ class EngineError(KedgeError):
         return self.code or str(self.status or "")
 
     def __str__(self) -> str:
-        status = f"HTTP {self.status}" if self.status else ""
-        code = "" if self.code == str(self.status) else self.code  # some servers repeat the status
-        where = [self.provider, status, code]
-        source = ", ".join(part for part in where if part)
-        request = f" (request {self.request_id})" if self.request_id else ""
-        return f"{source}: {self.message}{request}" if source else f"{self.message}{request}"
+        source = [self.provider]
+        if self.status:
+            source.append(f"HTTP {self.status}")
+        if self.code != str(self.status):  # some servers repeat the status
+            source.append(self.code)
+        text = self.message
+        if any(source):
+            text = f"{', '.join(filter(None, source))}: {text}"
+        if self.request_id:
+            text = f"{text} (request {self.request_id})"
+        return text
 
 
 class AnswerIncomplete(EngineError):
@@ -622,9 +633,9 @@ class StreamTooLarge(EngineError):
     """
 
     def __init__(self, what: str, limit: int) -> None:
+        setting = "max_response_bytes" if what == "response" else f"max_{what}"
         super().__init__(
-            f"the server sent a {what} of more than {limit} bytes; "
-            f"increase max_{what}{'_bytes' if what == 'response' else ''} if that is expected"
+            f"the server sent a {what} of more than {limit} bytes; increase {setting} if that is expected"
         )
         self.what = what
         self.limit = limit

@@ -154,12 +154,14 @@ def check_kind(name: str, value: object, kinds: _Kinds) -> None:
 def _describe(value: object) -> str:
     """Return the type of a value, and those of the elements of a list or of the keys of a mapping."""
     name = type(value).__name__
-    if elements := _list_elements(value):
+    elements = _list_elements(value)
+    if elements:
         return f"a {name} of {_list_types(elements)}"
     if isinstance(value, Mapping):
         keys = list(cast("Mapping[object, object]", value))
-        return f"a {name} with keys of {_list_types(keys)}" if keys else name
-    return describe_type(value)
+        if keys:
+            return f"a {name} with keys of {_list_types(keys)}"
+    return describe_type(cast("object", value))
 
 
 def _list_types(values: Iterable[object]) -> str:
@@ -168,8 +170,9 @@ def _list_types(values: Iterable[object]) -> str:
 
 def _list_elements(value: object) -> list[object]:
     """Return the elements of a list; none of an iterator, which can be read only once."""
-    is_list = isinstance(value, list | tuple | set | frozenset)
-    return list(cast("Iterable[object]", value)) if is_list else []
+    if not isinstance(value, list | tuple | set | frozenset):
+        return []
+    return list(cast("Iterable[object]", value))
 
 
 @cache
@@ -178,8 +181,10 @@ def list_kinds(annotation: Any) -> _Kinds:
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Union or origin is UnionType:
-        alternatives = [list_kinds(each) for each in arguments]
-        return tuple(chain.from_iterable(alternatives)) if all(alternatives) else ()
+        alternatives = [list_kinds(alternative) for alternative in arguments]
+        if not all(alternatives):
+            return ()
+        return tuple(chain.from_iterable(alternatives))
     if origin is Annotated:
         return list_kinds(arguments[0])
     if origin is Literal:
@@ -204,20 +209,22 @@ def _make_builtin_kind(kind: type, arguments: tuple[Any, ...]) -> _Kind:
         return _Kind("None", partial(_is_instance, NoneType))
     if kind is _CALLABLE:
         return _Kind("a function", callable)
+    member_kinds = list_kinds(arguments[0]) if arguments else ()
     if kind is collections.abc.Mapping:
-        keys = list_kinds(arguments[0]) if arguments else ()
-        return _Kind("a mapping", partial(_is_mapping, keys))
+        return _Kind("a mapping", partial(_is_mapping, member_kinds))
     if kind is int:
         return _Kind("int", partial(_is_number, int))
     if kind is float:
         return _Kind("float", partial(_is_number, (int, float)))
     if issubclass(kind, str | bytes | bytearray | dict) or not issubclass(kind, Iterable):
         return _Kind(kind.__name__, partial(_is_instance, kind))
-    elements = list_kinds(arguments[0]) if arguments else ()
-    label = " or ".join(dict.fromkeys(each.label for each in elements))
-    is_turn = any(each.is_turn for each in elements)
-    accepts = partial(_is_list, cast("type[object]", kind), elements)
-    return _Kind(f"a list of {label}" if label else "a list", accepts, is_turn)
+    labels = dict.fromkeys(member.label for member in member_kinds)
+    label = "a list"
+    if labels:
+        label = f"a list of {' or '.join(labels)}"
+    is_turn = any(member.is_turn for member in member_kinds)
+    accepts = partial(_is_list, cast("type[object]", kind), member_kinds)
+    return _Kind(label, accepts, is_turn)
 
 
 def _is_instance(kind: type, value: object) -> bool:

@@ -39,7 +39,9 @@ def describe_value(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python writes no integers of more than 4,300 digits
         return "an integer of thousands of digits"
-    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}…"
+    if len(text) > MAX_VALUE_CHARS:
+        return f"{text[:MAX_VALUE_CHARS]}…"
+    return text
 
 
 def validate_seconds(seconds: object, field: str) -> float | None:

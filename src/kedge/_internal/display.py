@@ -23,7 +23,9 @@ def format_size(count: float) -> str:
 
 def format_number(value: float) -> str:
     """Format a count; from ten thousand on it is shortened, such as ``12.3k``."""
-    return f"{value:,.0f}" if abs(value) < 10_000 else _scale(value, _COUNTS, "", "")
+    if abs(value) < 10_000:
+        return f"{value:,.0f}"
+    return _scale(value, _COUNTS, "", "")
 
 
 def _scale(value: float, units: tuple[tuple[float, str], ...], plain: str, space: str) -> str:
@@ -41,9 +43,13 @@ def format_duration(seconds: float | None) -> str:
         return NO_VALUE
     if seconds < 0.001:
         return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.01:
+        return f"{seconds * 1e3:.1f} ms"
     if seconds < 1:
-        return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.1f} ms"
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min"
 
 
 def format_percent(part: float, total: float) -> str:
@@ -51,21 +57,27 @@ def format_percent(part: float, total: float) -> str:
     if not total:
         return NO_VALUE
     value = 100 * part / total
-    return f"{value:.1f} %" if 0 < value < 10 or 99 < value < 100 else f"{value:.0f} %"
+    if 0 < value < 10 or 99 < value < 100:
+        return f"{value:.1f} %"
+    return f"{value:.0f} %"
 
 
 def format_cost(dollars: float | None) -> str:
     """Format an amount in US dollars."""
     if dollars is None:
         return NO_VALUE
-    return f"${dollars:,.2f}" if dollars >= 1 or not dollars else f"${dollars:.4f}"
+    if dollars and dollars < 1:
+        return f"${dollars:.4f}"
+    return f"${dollars:,.2f}"
 
 
 def format_age(when: float | None, now: float | None = None) -> str:
     """Format a time relative to now, such as ``2 min ago`` or ``in 3 d``."""
     if when is None:
         return NO_VALUE
-    elapsed = (time.time() if now is None else now) - when
+    if now is None:
+        now = time.time()
+    elapsed = now - when
     for unit, name in _AGES:
         if abs(elapsed) >= unit:
             distance = f"{abs(elapsed) / unit:.0f} {name}"
@@ -88,15 +100,19 @@ def format_timestamp(when: float) -> str:
 def shorten_id(name: str, length: int = 6) -> str:
     """Shorten a long id to its prefix and its end: ids start with a time, so their ends differ."""
     head, mark, tail = name.partition("_")
-    if not mark or len(tail) <= length + 2:
-        return name if len(name) <= length + 10 else f"…{name[-length:]}"
-    return f"{head}_…{tail[-length:]}"
+    if mark and len(tail) > length + 2:
+        return f"{head}_…{tail[-length:]}"
+    if len(name) > length + 10:
+        return f"…{name[-length:]}"
+    return name
 
 
 def first_line(text: str, width: int) -> str:
     """Return the first line of a text, shortened to a width."""
     line = next(iter(text.strip().splitlines()), "")
-    return line if len(line) <= width else line[: width - 1] + "…"
+    if len(line) > width:
+        return line[: width - 1] + "…"
+    return line
 
 
 def make_title(text: str) -> str:
@@ -106,7 +122,9 @@ def make_title(text: str) -> str:
 
 def pluralize(count: int, one: str, many: str = "") -> str:
     """Format a count with its noun, such as ``2 blocks``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    if count == 1:
+        return f"1 {one}"
+    return f"{count:,} {many or one + 's'}"
 
 
 def capitalize(text: str) -> str:
@@ -152,9 +170,9 @@ def sanitize_styled(text: str) -> str:
     """Replace control characters except for the styles of the command line."""
     if text.isprintable():
         return text
-    return "".join(
-        part if index % 2 else sanitize_text(part) for index, part in enumerate(_STYLES.split(text))
-    )
+    parts = _STYLES.split(text)
+    parts[::2] = map(sanitize_text, parts[::2])  # the others are the styles
+    return "".join(parts)
 
 
 def escape_text(text: str) -> str:

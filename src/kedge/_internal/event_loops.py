@@ -203,7 +203,9 @@ class SharedLock:
 
 async def await_value(value: T | Awaitable[T]) -> T:
     """Return the value, awaited if it is awaitable: that of a function which may be sync or async."""
-    return await value if isawaitable(value) else cast("T", value)
+    if isawaitable(value):
+        return await value
+    return cast("T", value)
 
 
 async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
@@ -407,10 +409,9 @@ def run_sync(work: Awaitable[T]) -> T:
     Raises:
         KedgeError: If it is called by async code that a sync call runs.
     """
-    is_coroutine = asyncio.iscoroutine(work)
-    return SyncCall(
-        cast("Coroutine[Any, Any, T]", work) if is_coroutine else await_value(work)
-    ).run()
+    if asyncio.iscoroutine(work):
+        return SyncCall(cast("Coroutine[Any, Any, T]", work)).run()
+    return SyncCall(await_value(work)).run()
 
 
 class SyncFacade(Generic[ResourceT]):

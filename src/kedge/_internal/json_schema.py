@@ -60,21 +60,23 @@ Function = Mapping[str, Any]
 
 def list_subschemas(schema: JSONSchema) -> list[JSONSchema]:
     """Return the direct subschemas of a schema, except for ``true`` and ``false``."""
-    found: list[JSONSchema] = []
+    subschemas: list[JSONSchema] = []
 
-    def collect(each: JSONSchema) -> JSONSchema:
-        found.append(each)
-        return each
+    def collect(subschema: JSONSchema) -> JSONSchema:
+        subschemas.append(subschema)
+        return subschema
 
     map_subschemas(schema, collect)
-    return found
+    return subschemas
 
 
 def map_subschemas(schema: JSONSchema, transform: Callable[[JSONSchema], JSONSchema]) -> JSONSchema:
     """Return the schema with its direct subschemas transformed, except for ``true`` and ``false``."""
 
-    def map_one(each: JSONSchema | bool) -> JSONSchema | bool:
-        return transform(each) if isinstance(each, dict) else each
+    def map_one(subschema: JSONSchema | bool) -> JSONSchema | bool:
+        if isinstance(subschema, dict):
+            return transform(subschema)
+        return subschema
 
     mapped = dict(schema)
     for key, value in schema.items():
@@ -148,7 +150,10 @@ def to_strict_schema(schema: JSONSchema, make_error: ErrorFactory) -> JSONSchema
 
 class _StrictConverter:
     def __init__(self, definitions: JSONSchema, make_error: ErrorFactory) -> None:
-        self.definitions, self.fail, self.converted = definitions, make_error, 0
+        self.definitions = definitions
+        self.fail = make_error
+        self.converted = 0
+        """The number of schemas that were converted, which is limited."""
 
     def convert(self, schema: JSONSchema | bool, path: str, seen: References) -> JSONSchema:
         self.converted += 1
@@ -158,8 +163,9 @@ class _StrictConverter:
             raise self.fail(path, f"strict mode requires a type here, not {schema}")
         if "$ref" in schema:
             return self._convert_reference(schema, path, seen)
-        if found := next((key for key in UNSUPPORTED_KEYWORDS if key in schema), None):
-            raise self.fail(path, f"strict mode does not support {UNSUPPORTED_KEYWORDS[found]}")
+        for keyword, description in UNSUPPORTED_KEYWORDS.items():
+            if keyword in schema:
+                raise self.fail(path, f"strict mode does not support {description}")
         if not schema.keys() & {"type", "anyOf", "oneOf", "enum", "const"}:
             raise self.fail(path, "strict mode requires a type here, not Any")
         strict = {key: value for key, value in schema.items() if key not in DROPPED_KEYWORDS}
@@ -225,22 +231,27 @@ def replace_iterables(annotation: Any, aliases: tuple[Any, ...] = ()) -> Any:
     Pydantic reads an ``Iterable`` as an iterator that can be used once and validates its elements only then.
     ``aliases`` are those that contain the annotation: a recursive one is replaced once.
     """
-    origin, args = get_origin(annotation), get_args(annotation)
-    if any(lazy in (annotation, origin) for lazy in (Iterable, Generator)):
-        return list[replace_iterables(args[0], aliases)] if args else list
+    origin = get_origin(annotation)
+    args = get_args(annotation)
+    alias = origin or annotation
+    if alias in (Iterable, Generator):
+        if not args:
+            return list
+        return list[replace_iterables(args[0], aliases)]
     if origin is Annotated:
         return Annotated[replace_iterables(args[0], aliases), *annotation.__metadata__]
-    if origin in (Literal, Callable) or (alias := origin or annotation) in aliases:
+    if origin in (Literal, Callable) or alias in aliases:
         return annotation
-    if (named := _get_named_type(annotation)) is not annotation:
-        replaced = replace_iterables(named, (*aliases, alias))
-        return annotation if replaced == named else replaced
-    replaced = tuple(replace_iterables(arg, aliases) for arg in args)
-    if replaced == args:
+    named_type = _get_named_type(annotation)
+    if named_type is not annotation:
+        replaced_type = replace_iterables(named_type, (*aliases, alias))
+        return annotation if replaced_type == named_type else replaced_type
+    replaced_args = tuple(replace_iterables(arg, aliases) for arg in args)
+    if replaced_args == args:
         return annotation
     if origin in (UnionType, Union):
-        return Union[replaced]  # noqa: UP007 - of a variable number of types
-    return origin[replaced]
+        return Union[replaced_args]  # noqa: UP007 - of a variable number of types
+    return origin[replaced_args]
 
 
 def _get_named_type(annotation: Any) -> Any:
@@ -251,8 +262,10 @@ def _get_named_type(annotation: Any) -> Any:
     if type(alias).__name__ != "TypeAliasType":  # that of typing or of typing_extensions
         return annotation
     values = dict(zip(alias.__type_params__, get_args(annotation), strict=False))
-    parameters = getattr(alias.__value__, "__parameters__", ()) if values else ()
-    return alias.__value__[*map(values.get, parameters)] if parameters else alias.__value__
+    parameters = getattr(alias.__value__, "__parameters__", ())
+    if not values or not parameters:
+        return alias.__value__
+    return alias.__value__[*map(values.get, parameters)]
 
 
 MAX_ARGUMENT_CHARS = 100_000
@@ -284,10 +297,16 @@ def infer_tool_name(tools: Sequence[Mapping[str, Any]], arguments: str, custom: 
         The name; an empty string if no tool fits, or more than one, or if that takes too long to decide.
     """
     kind = "custom" if custom else "function"
-    same = (tool for tool in tools if tool.get("type", "function") == kind)
-    offered = [cast("Function", tool.get(kind) or tool) for tool in same]
-    fitting = offered if custom else _find_fitting(offered, arguments)
-    return str(fitting[0].get("name") or "") if len(fitting) == 1 else ""
+    fitting: Sequence[Function] = [
+        cast("Function", tool.get(kind) or tool)
+        for tool in tools
+        if tool.get("type", "function") == kind
+    ]
+    if not custom:
+        fitting = _find_fitting(fitting, arguments)
+    if len(fitting) != 1:
+        return ""
+    return str(fitting[0].get("name") or "")
 
 
 def _find_fitting(functions: Sequence[Function], arguments: str) -> Sequence[Function]:
@@ -298,9 +317,9 @@ def _find_fitting(functions: Sequence[Function], arguments: str) -> Sequence[Fun
         return ()
     if not isinstance(value, dict) or len(arguments) > MAX_ARGUMENT_CHARS:
         return ()
-    matcher = _Matcher()
+    budget = _StepBudget()
     try:
-        return [each for each in functions if matcher.fits(each, value)]
+        return [function for function in functions if _fits(function, value, budget)]
     except _TooManySteps:
         return ()
 
@@ -313,61 +332,82 @@ def _to_list(types: str | Sequence[str]) -> Sequence[str]:
     return [types] if isinstance(types, str) else types
 
 
-class _Matcher:
-    """Compare values with schemas, by the keywords that distinguish tools, in a limited number of steps."""
+class _StepBudget:
+    """The number of steps that remain for all tools together."""
 
-    root: Mapping[str, Any]
-    steps_left = MAX_STEPS
+    def __init__(self) -> None:
+        self.steps_left = MAX_STEPS
 
-    def fits(self, function: Mapping[str, Any], arguments: Any) -> bool:
-        """Return whether arguments match the schema of a function; False if that is not a valid schema."""
-        schema: Any = function.get("parameters") or function.get("input_schema") or {}
-        try:
-            self.root = {"additionalProperties": False, **schema}
-            return self.matches(self.root, arguments)
-        except (TypeError, ValueError, AttributeError, LookupError, RecursionError):
-            return False
-
-    def _spend(self, steps: int = 1) -> None:
+    def spend(self, steps: int = 1) -> None:
+        """Take steps, or raise ``_TooManySteps`` if too few remain."""
         self.steps_left -= steps
         if self.steps_left < 0:
             raise _TooManySteps
 
+
+def _fits(function: Function, arguments: Any, budget: _StepBudget) -> bool:
+    """Return whether arguments match the schema of a function; False if that is not a valid schema."""
+    schema: Any = function.get("parameters") or function.get("input_schema") or {}
+    try:
+        root = {"additionalProperties": False, **schema}
+        return _Matcher(root, budget).matches(root, arguments)
+    except (TypeError, ValueError, AttributeError, LookupError, RecursionError):
+        return False
+
+
+class _Matcher:
+    """Compare values with a schema, by the keywords that distinguish tools.
+
+    Args:
+        root: The schema, in which references are resolved.
+        budget: The number of steps that remain.
+    """
+
+    def __init__(self, root: Mapping[str, Any], budget: _StepBudget) -> None:
+        self.root = root
+        self.budget = budget
+
     def matches(self, schema: Any, value: Any) -> bool:
-        """Return whether a value matches a schema."""
-        self._spend()
+        """Return whether a value matches a schema or a part of it."""
+        self.budget.spend()
         if isinstance(schema, bool):
             return schema
         types: str | Sequence[str] = schema.get("type", ())
-        own = _TYPES[int if isinstance(value, float) and value.is_integer() else type(value)]
-        if types and not any(name in own for name in _to_list(types)):
+        if types and not any(name in _list_types(value) for name in _to_list(types)):
             return False
         allowed: Sequence[Any] = schema.get("enum", ())
-        self._spend(len(allowed))
+        self.budget.spend(len(allowed))
         if ("enum" in schema and value not in allowed) or schema.get("const", value) != value:
             return False
+        if not all(self.matches(part, member) for part, member in self._iter_parts(schema, value)):
+            return False
         choices = (schema[key] for key in ("anyOf", "oneOf") if key in schema)
-        return all(self.matches(part, each) for part, each in self._iter_parts(schema, value)) and (
-            all(any(self.matches(each, value) for each in options) for options in choices)
-        )
+        return all(any(self.matches(option, value) for option in options) for options in choices)
 
     def _iter_parts(self, schema: Mapping[str, Any], value: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the subschemas that must match, each with the value that it is for."""
         if isinstance(value, dict):
             members = cast("dict[str, Any]", value)
-            known: Mapping[str, Any] = schema.get("properties", {})
+            properties: Mapping[str, Any] = schema.get("properties", {})
             others = schema.get("additionalProperties", True)
             yield from ((name in members, members) for name in schema.get("required", ()))
-            yield from ((known.get(name, others), each) for name, each in members.items())
+            yield from ((properties.get(name, others), member) for name, member in members.items())
         elif isinstance(value, list) and "items" in schema:
-            yield from ((schema["items"], each) for each in cast("list[Any]", value))
+            yield from ((schema["items"], element) for element in cast("list[Any]", value))
         if "$ref" in schema:
             yield self._resolve(schema["$ref"]), value
-        yield from ((each, value) for each in schema.get("allOf", ()))
+        yield from ((part, value) for part in schema.get("allOf", ()))
 
     def _resolve(self, reference: str) -> Any:
         """Return a definition of the same schema."""
-        found: Any = self.root
+        definition: Any = self.root
         for step in reference.removeprefix("#/").split("/"):
-            found = found[step]
-        return found
+            definition = definition[step]
+        return definition
+
+
+def _list_types(value: Any) -> tuple[str, ...]:
+    """Return the types of JSON schema that a value has."""
+    if isinstance(value, float) and value.is_integer():
+        return _TYPES[int]
+    return _TYPES[type(value)]

@@ -115,8 +115,9 @@ def decode(data: str | Buffer, *, parse_constant: Callable[[str], Any] | None = 
     try:
         return _decode(data)
     except Exception:  # noqa: BLE001 - as above
-        text = bytes(data) if isinstance(data, memoryview) else data
-        return json.loads(text, parse_constant=parse_constant)
+        if isinstance(data, memoryview):
+            data = bytes(data)
+        return json.loads(data, parse_constant=parse_constant)
 
 
 def decode_object(data: str | Buffer) -> dict[str, Any]:
@@ -125,7 +126,9 @@ def decode_object(data: str | Buffer) -> dict[str, Any]:
         value = decode(data)
     except (ValueError, RecursionError):
         return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        return {}
+    return cast("dict[str, Any]", value)
 
 
 def copy_value(value: Any) -> Any:

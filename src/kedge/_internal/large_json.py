@@ -47,11 +47,12 @@ def decode_strict(data: bytes) -> Any:
 
 def _decode_in_pieces(data: bytes | msgspec.Raw, levels: int) -> Any:
     text = memoryview(data)
-    first = bytes(text[:1]) if len(text) > PIECE_BYTES and levels else b""
-    if first == b"{":
+    first = bytes(text[:1])
+    is_split = levels > 0 and len(text) > PIECE_BYTES
+    if is_split and first == b"{":
         members = _split_object(data)
         return {name: _decode_in_pieces(value, levels - 1) for name, value in members.items()}
-    if first == b"[":
+    if is_split and first == b"[":
         return [_decode_in_pieces(element, levels - 1) for element in _split_array(data)]
     return decode(bytes(text).decode(), parse_constant=reject_constant)
 

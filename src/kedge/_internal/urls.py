@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 _UNSAFE = re.compile(r"[^\x21-\x7e]|\\")
 """Characters that clients remove, encode or treat as a slash."""
 _MAX_ENCODINGS = 5
+NOT_A_URL = "it must be an http or https URL with a host name"
 
 
 def is_loopback(host: str) -> bool:
@@ -56,7 +57,9 @@ class BaseUrl:
             ValueError: The URL would not be below this one.
         """
         check_path(path)
-        url = f"{self}{path}" + (f"?{query.replace('#', '%23')}" if query else "")
+        url = f"{self}{path}"
+        if query:
+            url = f"{url}?{query.replace('#', '%23')}"
         parts = urlsplit(url)
         if (parts.scheme, parts.netloc, parts.path) != (self.scheme, self.host, self.path + path):
             raise ValueError("it is not below the base URL")
@@ -90,10 +93,10 @@ def parse_base_url(url: str) -> BaseUrl:
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        parts, is_address = urlsplit(""), False
+    except ValueError:  # whose message may contain the password
+        raise ValueError(NOT_A_URL) from None
     if not is_address:
-        raise ValueError("it must be an http or https URL with a host name")
+        raise ValueError(NOT_A_URL)
     if parts.query or parts.fragment or url.endswith(("?", "#")):
         raise ValueError("it must not have a query or a fragment")
     login, _, host = parts.netloc.rpartition("@")

@@ -41,11 +41,12 @@ class bind_fields:  # noqa: N801 - called as a function; a generator would cost 
 
     def __init__(self, **ids: str) -> None:
         self._ids = ids
+        self._before: Mapping[str, str] = {}
 
     def __enter__(self) -> None:
-        self._before = before = BOUND_FIELDS.get()
+        self._before = BOUND_FIELDS.get()
         added = {name: value for name, value in self._ids.items() if value}
-        BOUND_FIELDS.set({**before, **added})
+        BOUND_FIELDS.set({**self._before, **added})
 
     def __exit__(self, *exc: object) -> None:
         # Without a token, because an abandoned generator may end in another context.
@@ -158,12 +159,17 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 def _format_fields(fields: Mapping[str, Any]) -> str:
     """Return `` [name=value …]``, values with spaces or brackets quoted, or nothing without fields."""
-    values = {name: str(value) for name, value in fields.items()}
-    pairs = [
-        f"{name}={value if _PLAIN_VALUE.fullmatch(value) else json.dumps(value, ensure_ascii=False)}"
-        for name, value in values.items()
-    ]
-    return f" [{' '.join(pairs)}]" if pairs else ""
+    if not fields:
+        return ""
+    pairs = [f"{name}={_quote(str(value))}" for name, value in fields.items()]
+    return f" [{' '.join(pairs)}]"
+
+
+def _quote(value: str) -> str:
+    """Return a value as it is written to the log: in quotes unless it is plain."""
+    if _PLAIN_VALUE.fullmatch(value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _format_time(record: logging.LogRecord) -> str:
@@ -193,8 +199,9 @@ def log_to_stderr(
     if form not in LOG_FORMATS:
         raise InvalidSetting(f"unknown log format {form!r}; use one of {', '.join(LOG_FORMATS)}")
     root = logging.getLogger("kedge")
-    for handler in [each for each in root.handlers if hasattr(each, _HANDLER_MARK)]:
-        root.removeHandler(handler)
+    for earlier in list(root.handlers):
+        if hasattr(earlier, _HANDLER_MARK):
+            root.removeHandler(earlier)
     handler = logging.StreamHandler(stream) if stream else _StderrHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     setattr(handler, _HANDLER_MARK, True)

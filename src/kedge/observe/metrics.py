@@ -44,7 +44,9 @@ class Metric(msgspec.Struct, frozen=True):
         """A metric with buckets is a histogram; of the others, those whose names end with ``_total`` are counters."""
         if self.buckets:
             return "histogram"
-        return "counter" if self.name.endswith("_total") else "gauge"
+        if self.name.endswith("_total"):
+            return "counter"
+        return "gauge"
 
 
 class Sample(msgspec.Struct):
@@ -205,7 +207,10 @@ def measure_all(*values: Value) -> None:
             except KeyError:
                 entry = _add_series(METRICS[name], _registry.setdefault(name, {}), labels)
             entry[0] += 1
-            entry[1] = value if name in _GAUGES else entry[1] + value
+            if name in _GAUGES:
+                entry[1] = value
+            else:
+                entry[1] += value
             if len(entry) > 2:
                 entry[2 + bisect_left(METRICS[name].buckets, value)] += 1
 

@@ -27,7 +27,9 @@ def to_messages(blocks: Iterable[Block]) -> list[MessageDict]:
 
 def system_parts(instructions: str | None) -> list[MessageDict]:
     """Return the leading system text as parts."""
-    return [{"type": "text", "content": instructions}] if instructions else []
+    if not instructions:
+        return []
+    return [{"type": "text", "content": instructions}]
 
 
 def _to_message(block: Block) -> tuple[str, list[MessageDict]]:

@@ -57,8 +57,11 @@ def _zero_samples(metric: metrics.Metric) -> dict[Labels, Sample]:
 def _build_family(metric: metrics.Metric, series: dict[Labels, Sample]) -> Metric:
     family: Any = _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)
     for labels, sample in series.items():
-        buckets = [_cumulative_buckets(metric, sample)] if metric.kind == "histogram" else []
-        family.add_metric([value for _, value in labels], *buckets, sample.value)
+        values = [value for _, value in labels]
+        if metric.kind == "histogram":
+            family.add_metric(values, _cumulative_buckets(metric, sample), sample.value)
+        else:
+            family.add_metric(values, sample.value)
     return family
 
 

@@ -84,8 +84,10 @@ class TestServer(ServerThread):
         model = self.settings.model
         if not isinstance(model, PracticeModel):
             raise InvalidSetting("set_answers needs the practice model; remove model= from serve")
-        entries = list(_iter_entries(answers))
-        model.set_script(Script.from_data({"answers": entries}) if entries else None)
+        if not answers:
+            model.set_script(None)
+            return
+        model.set_script(Script.from_data({"answers": list(_iter_entries(answers))}))
 
     def forget(self) -> None:
         """Delete every stored response, to simulate a server that lost its data."""
@@ -110,14 +112,18 @@ class TestServer(ServerThread):
 
 
 def _iter_entries(answers: Sequence[Mapping[str, Any] | str]) -> Iterator[Mapping[str, Any]]:
-    """Yield entries of a script; a text is that of the next turn, and the last text that of all further turns."""
-    turn, last = 0, sum(isinstance(each, str) for each in answers)
-    for each in answers:
-        if isinstance(each, str):
-            turn += 1
-            yield {"say": each} if turn == last else {"say": each, "turn": turn}
+    """Yield entries of a script; a text is the answer of the next turn, the last text that of all further turns."""
+    last_turn = sum(isinstance(answer, str) for answer in answers)
+    turn = 0
+    for answer in answers:
+        if not isinstance(answer, str):
+            yield answer
+            continue
+        turn += 1
+        if turn == last_turn:
+            yield {"say": answer}
         else:
-            yield each
+            yield {"say": answer, "turn": turn}
 
 
 @contextmanager
