@@ -11,7 +11,7 @@ from kedge.testing import serve
 from server.conftest import open_client
 
 LEVELS: Any = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 4} for n in range(20)}
-LONG_TEXTS = {"type": "array", "minItems": 1_000, "items": {"type": "string", "minLength": 10_000}}
+LONG_TEXTS = {"type": "array", "minItems": 1_000, "items": {"const": "x" * 10_000}}
 
 
 def make_schema(member: Any, **more: Any) -> Any:

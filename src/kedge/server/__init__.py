@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kedge.server.app import create_app
     from kedge.server.engine_models.engine_model import EngineModel
     from kedge.server.models import Model, PracticeModel
-    from kedge.server.practice_model.model import Script
+    from kedge.server.practice_model.script import Script
     from kedge.server.settings import Settings
 else:
     __getattr__ = make_getattr(
@@ -26,7 +26,7 @@ else:
             "EngineModel": "kedge.server.engine_models.engine_model",
             "Model": "kedge.server.models",
             "PracticeModel": "kedge.server.models",
-            "Script": "kedge.server.practice_model.model",
+            "Script": "kedge.server.practice_model.script",
             "Settings": "kedge.server.settings",
             "create_app": "kedge.server.app",
         },

@@ -16,7 +16,7 @@ from kedge.errors import SchemaTooComplex
 from kedge.server.errors import SCHEMA_TOO_COMPLEX
 from kedge.server.object_forms import count_text
 from kedge.server.practice_model import OutputPart, PracticeOutput, PracticeRequest, Script, answer
-from kedge.server.practice_model.context import ItemKind
+from kedge.server.practice_model.request import ItemKind
 
 
 class ItemOpened(Struct, frozen=True):

@@ -10,7 +10,7 @@ from kedge._internal.arguments import check_type
 from kedge.errors import InvalidSetting, UnknownSetting
 from kedge.server.faults import Faults
 from kedge.server.models import PracticeModel
-from kedge.server.practice_model.model import Script
+from kedge.server.practice_model.script import Script
 from kedge.server.settings import Limits, Settings
 from kedge.server.uvicorn_server import ServerThread
 

@@ -1,14 +1,12 @@
-"""Tests of the practice model's arithmetic, which is exact, bounded and never evaluated as code."""
+"""Tests of the practice model's arithmetic, which is bounded and never evaluated as code."""
 
-import re
-from fractions import Fraction
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from for_each import for_each
 from kedge.server.practice_model import PracticeRequest, answer
-from kedge.server.practice_model.text_rules import evaluate
+from kedge.server.practice_model.arithmetic import evaluate
 
 
 def answer_text(sentence: str) -> str:
@@ -31,33 +29,25 @@ sums = st.recursive(
 
 @given(sums)
 def test_an_expression_equals_pythons_result(text: str) -> None:
-    """Precedence, parentheses and signs match Python's arithmetic with fractions."""
+    """Precedence, parentheses and signs match Python's arithmetic."""
     value = evaluate(text)
     if value is not None:
-        complete = "".join(f"Fraction('{t}')" if t[0].isdigit() else t for t in tokenize(text))
-        assert value == eval(complete, {"Fraction": Fraction})  # noqa: S307
-
-
-def tokenize(text: str) -> list[str]:
-    return re.findall(r"[\d.]+|[-+*()]", text)
+        assert value == pytest.approx(eval(text))  # noqa: S307
 
 
 SUM_CASES = [
-    ("What is 2 ** 3 ** 2?", "2 ** 3 ** 2 = 512."),
-    ("-2 ^ 2", "-2 ^ 2 = -4."),
-    ("2 ^ -2", "2 ^ -2 = 0.25."),
+    ("What is 2+3?", "2+3 = 5."),
+    ("what's 3 * 4", "3 * 4 = 12."),
+    ("How much is -(1 + 2)?", "-(1 + 2) = -3."),
     ("0.1 + 0.2", "0.1 + 0.2 = 0.3."),
-    ("How much is 1,000 times 3?", "1,000 times 3 = 3000."),
-    ("what's 3 x 4", "3 x 4 = 12."),
-    ("5 squared minus 1", "5 squared minus 1 = 24."),
-    ("2 / 3", "2 / 3 is about 0.666666666667."),
-    ("5 % 0", "Nothing can be divided by zero."),
-    ("99999999 ** 99999999", "That number is too big for me."),
-    ("((99999999 ** 9) ** 9) ** 9", "That number is too big for me."),
+    ("6 / 3", "6 / 3 = 2."),
+    ("2 / 3", "2 / 3 = 0.666666666667."),
+    ("5 / 0", "Nothing can be divided by zero."),
     ("9" * 190 + " * " + "9", None),
     ("(" * 30 + "1" + ")" * 30 + " + 1", None),
-    ("2 ** 0.5", None),
+    ("2 ** 3", None),
     ("2 + (3", None),
+    ("1 (2)", None),
     ("42", None),
     ("2 + x", None),
     ("2 + " * 100 + "2", None),

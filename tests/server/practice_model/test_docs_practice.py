@@ -18,7 +18,7 @@ from kedge.server.practice_model import (
     answer,
     model,
 )
-from kedge.server.practice_model.context import parse_utterance
+from kedge.server.practice_model.utterance import parse_utterance
 
 PAGE = (Path(__file__).parents[3] / "docs" / "practice-model.md").read_text(encoding="utf-8")
 

@@ -4,8 +4,9 @@ import re
 import sys
 
 from for_each import for_each
-from kedge.server.practice_model.context import FLAGS, SEARCH_WORDS, PhraseRule, fold_case
 from kedge.server.practice_model.model import RULES
+from kedge.server.practice_model.rules import FLAGS, SEARCH_WORDS, PhraseRule
+from kedge.server.practice_model.text import fold_case
 
 
 @for_each("rule", [rule for rule in RULES if rule.is_searched])

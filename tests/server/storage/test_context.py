@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.server.practice_model.context import Item, message_count
+from kedge.server.practice_model.items import message_count
+from kedge.server.practice_model.request import Item
 from kedge.server.storage.context import (
     EMPTY_CONTEXT,
     ITEM_OVERHEAD_BYTES,

@@ -5,7 +5,8 @@ which context a server has stored. It uses items of the Responses API and no oth
 ``docs/practice-model.md`` lists its phrases.
 """
 
-from kedge.server.practice_model.context import OutputPart, PracticeOutput, PracticeRequest
-from kedge.server.practice_model.model import Script, answer
+from kedge.server.practice_model.model import answer
+from kedge.server.practice_model.request import OutputPart, PracticeOutput, PracticeRequest
+from kedge.server.practice_model.script import Script
 
 __all__ = ["OutputPart", "PracticeOutput", "PracticeRequest", "Script", "answer"]

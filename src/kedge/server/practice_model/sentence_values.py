@@ -7,11 +7,8 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from itertools import islice
 from typing import Any
-
-from kedge.server.practice_model.context import fold_case
 
 MAX_SENTENCE_LENGTH = 2_000
 _NUMBER = r"[-+]?\d{1,30}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,2})?"
@@ -21,6 +18,8 @@ NAMED_VALUE = re.compile(
     rf"\b({_NAME})\s*[=:]\s*({_QUOTED}|\[[^\]]*\]|[^\s,;][^,;]*?)"
     rf"(?=\s+and\b|\s*[,;]|\s+{_NAME}\s*[=:]|[.?!]?\s*\Z)"
 )
+NAME_BEFORE_VALUE = re.compile(rf"\b({_NAME})\s+({_QUOTED}|{_NUMBER})(?!\w)")
+"""A name and a quoted text or a number, without a sign between them."""
 QUOTED = re.compile(_QUOTED)
 NUMBER = re.compile(rf"(?<![\w.]){_NUMBER}(?![\w%]|\.\d)")
 _WORD = r"[^\s,;?!]*[^\s,;?!.]"  # a dot may be inside, not at the end
@@ -30,14 +29,16 @@ PHRASE = re.compile(
     rf"((?:(?!(?:{_LINK})\b){_WORD})(?:\s+(?!(?:{_LINK})\b){_WORD})*)",
     re.IGNORECASE,
 )
+"""The words after a preposition, up to the next one."""
+FIRST_LINKS = re.compile(rf"\A\W*(?:(?:{_LINK})\b\W*)+", re.IGNORECASE)
 JSON_START = re.compile(r"[{\[]")
 JSON_NAME = re.compile(rf"\b({_NAME})\s*[=:]\s*\Z")
 MAX_JSON = 32
 WORD = re.compile(r"[\w.-]*\w")
 BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
-
 NO_VALUE: Any = object()
+ANY_TYPE = "any"
 
 
 def _parse_number(text: str) -> float:
@@ -46,12 +47,43 @@ def _parse_number(text: str) -> float:
     Raises:
         ValueError: It is not finite.
     """
-    if not math.isfinite(value := float(text)):
+    value = float(text)
+    if not math.isfinite(value):
         raise ValueError(text)
     return value
 
 
 JSON_DECODER = json.JSONDecoder(parse_float=_parse_number, parse_constant=_parse_number)
+
+
+def has_type(value: object, kind: str) -> bool:
+    """Return whether a value has a type of JSON schema."""
+    match kind:
+        case "object":
+            return isinstance(value, dict)
+        case "array":
+            return isinstance(value, list)
+        case "string":
+            return isinstance(value, str)
+        case "integer":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "number":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "boolean":
+            return isinstance(value, bool)
+        case "null":
+            return value is None
+        case _:
+            return kind == ANY_TYPE
+
+
+def fold_scalar(value: object) -> str | None:
+    """Return a text, number or boolean as a text in lower case; None for others, and for texts that are no word."""
+    if isinstance(value, str) and len(value) > MAX_SENTENCE_LENGTH:
+        return None
+    if isinstance(value, str | int | float):
+        return str(value).lower()
+    return None
 
 
 class SentenceValues:
@@ -61,6 +93,12 @@ class SentenceValues:
         sentence: The sentence.
         extra: More named values.
         facts: Values without a name, used before those of the sentence.
+
+    Attributes:
+        named: The values with a name.
+        unnamed: The values without a name; each is used once.
+        json_object: The members of all JSON objects of the sentence.
+        remainder: The words that are no values.
     """
 
     def __init__(
@@ -68,101 +106,88 @@ class SentenceValues:
     ) -> None:
         self.sentence = sentence[:MAX_SENTENCE_LENGTH]
         self.json_object: dict[str, Any] = {}
-        self._named: dict[str, Any] = dict(extra or {})
-        self.unnamed_values: list[Any] = [*facts]
-        rest = self._parse_json(self.sentence)
-        for found in NAMED_VALUE.finditer(rest):
-            self._named.setdefault(found[1], _parse_literal(found[2].strip()))
-        rest = NAMED_VALUE.sub(" ", rest)
-        texts = [found[0][1:-1] for found in QUOTED.finditer(rest)]
-        rest = QUOTED.sub(" ", rest)
-        numbers = [_parse_literal(found[0]) for found in NUMBER.finditer(rest)]
-        phrases = [found[1].strip() for found in PHRASE.finditer(NUMBER.sub(" ", rest))]
-        self.unnamed_values += [*texts, *numbers, *phrases]
-        rest = re.sub(rf"\A\W*(?:(?:{_LINK})\b\W*)+", "", rest, flags=re.IGNORECASE)
-        self.remainder = " ".join(rest.split()).strip(" .,;:!?")
+        self.named: dict[str, Any] = dict(extra or {})
+        self.unnamed: list[Any] = [*facts]
+        self._words = f" {' '.join(WORD.findall(self.sentence.lower()))} "
 
-    def _parse_json(self, text: str) -> str:
+        rest = self._read_json(self.sentence)
+        for match in NAMED_VALUE.finditer(rest):
+            self.named.setdefault(match[1], _parse_literal(match[2].strip()))
+        rest = NAMED_VALUE.sub(" ", rest)
+        for match in NAME_BEFORE_VALUE.finditer(rest):
+            self.named.setdefault(match[1], _parse_literal(match[2]))
+
+        self.unnamed += [match[0][1:-1] for match in QUOTED.finditer(rest)]
+        rest = QUOTED.sub(" ", rest)
+        self.unnamed += [_parse_literal(match[0]) for match in NUMBER.finditer(rest)]
+        without_numbers = NUMBER.sub(" ", rest)
+        self.unnamed += [match[1].strip() for match in PHRASE.finditer(without_numbers)]
+        self.remainder = " ".join(FIRST_LINKS.sub("", rest).split()).strip(" .,;:!?")
+
+    def _read_json(self, text: str) -> str:
         """Read the JSON objects and lists of a sentence, and return the rest.
 
-        The members of an object without a name are named values. A list of scalars without a name remains in the
-        rest, too, because its values may be meant one by one.
+        The members of an object without a name are named values, too.
         """
-        rest, position = "", 0
-        for start in islice((found.start() for found in JSON_START.finditer(text)), MAX_JSON):
+        rest: list[str] = []
+        position = 0
+        for json_start in islice(JSON_START.finditer(text), MAX_JSON):
+            start = json_start.start()
             if start < position:
                 continue
             try:
                 value, end = JSON_DECODER.raw_decode(text, start)
             except (ValueError, RecursionError):
-                continue
+                continue  # a bracket of the text
+
             name = JSON_NAME.search(text, position, start)
             if name is not None:
-                self._named[name[1]] = value
+                self.named[name[1]] = value
+                start = name.start()
             elif isinstance(value, dict):
                 self.json_object |= value
             else:
-                self.unnamed_values.append(value)
-                if not any(isinstance(each, dict | list) for each in value):
-                    continue
-            rest += f"{text[position : name.start() if name else start]} "
+                self.unnamed.append(value)
+            rest.append(text[position:start])
             position = end
-        self._named |= self.json_object
-        return rest + text[position:]
+        self.named |= self.json_object
+        rest.append(text[position:])
+        return " ".join(rest)
 
-    def is_unsearched(self, name: str) -> bool:
-        """Return whether the sentence contains the name, and was not yet searched for its value."""
-        if not name or name in self._named or len(name) > len(self.sentence):
-            return False
-        folded = fold_case(name)
-        return folded in self._folded or re.sub(r"[_-]", " ", folded) in self._folded
+    def has_unnamed(self, kind: str) -> bool:
+        """Return whether a value without a name has this type."""
+        return any(has_type(value, kind) for value in self.unnamed)
 
-    def find_named(self, name: str) -> Any:
-        """Return the value of this name in the sentence, or NO_VALUE."""
-        if self.is_unsearched(name):
-            self._named[name] = self._search_named(name)
-        return self._named.get(name, NO_VALUE)
-
-    def _search_named(self, name: str) -> Any:
-        names = "|".join({re.escape(name), re.escape(re.sub(r"[_-]", " ", name))})
-        value = rf"(?:{names})\s+(?:is\s+|of\s+|to\s+)?"
-        plain = rf"\b{value}({_QUOTED}|{_NUMBER})(?!\w)"
-        linked = rf"(?:\bwith|\band|,)\s+(?:the\s+)?{value}({_WORD})"
-        for pattern in (plain, linked):
-            if found := re.search(pattern, self.sentence, re.IGNORECASE):
-                return _parse_literal(found[1])
+    def take(self, kind: str) -> Any:
+        """Remove and return the first value without a name that has this type, or NO_VALUE."""
+        for index, value in enumerate(self.unnamed):
+            if has_type(value, kind):
+                return self.unnamed.pop(index)
         return NO_VALUE
 
     def find_mentioned(self, values: Iterable[Any]) -> Any:
-        """Return the first of these values that the sentence contains as a word, or None."""
+        """Return the first of these values that the sentence contains as a word, or NO_VALUE."""
         for value in values:
-            if isinstance(value, str | int | float):
-                text = str(value).lower()
-                spoken = text.replace("_", " ").strip()
-                if f" {text} " in self._words or f" {spoken} " in self._words:
-                    return value
-        return None
-
-    @cached_property
-    def _folded(self) -> str:
-        return fold_case(self.sentence)
-
-    @cached_property
-    def _words(self) -> str:
-        return f" {' '.join(WORD.findall(self.sentence.lower()))} "
+            text = fold_scalar(value)
+            if text is None:
+                continue
+            spoken = text.replace("_", " ").strip()
+            if f" {text} " in self._words or f" {spoken} " in self._words:
+                return value
+        return NO_VALUE
 
 
 def _parse_literal(text: str) -> Any:
     if QUOTED.fullmatch(text):
         return text[1:-1]
+    if re.fullmatch(r"[-+]?\d+", text):
+        return int(text)
     if re.fullmatch(_NUMBER, text):
-        return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
+        return float(text)
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    if not text.startswith("["):
-        return text
-    try:
-        return JSON_DECODER.decode(text)
-    except (ValueError, RecursionError):
-        parts = (part.strip() for part in text.strip("[]").split(","))
-        return [_parse_literal(part) for part in parts if part]
+    if text.startswith("["):
+        return [
+            _parse_literal(part.strip()) for part in text.strip("[]").split(",") if part.strip()
+        ]
+    return text

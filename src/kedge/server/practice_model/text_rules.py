@@ -2,33 +2,37 @@
 
 "Earlier" never includes the question itself, so a server that has lost the context is detected
 by the first question about the past.
-
-Arithmetic is exact and bounded, without ``eval``. A sentence is an expression if it consists of numbers, operators and
-parentheses after its opening words are removed and words for operators are replaced. Values are fractions, so 0.1 + 0.2
-is 0.3; a number of more than ``MAX_BITS`` bits stops the evaluation.
 """
 
-import ast
-import operator
 import re
-from collections.abc import Callable
-from decimal import Context, Decimal
-from fractions import Fraction
 from itertools import cycle, islice
+from typing import NamedTuple
 
-from kedge.server.practice_model import context
-from kedge.server.practice_model.context import TextResult, Utterance, quote_text
+from kedge.server.practice_model.arithmetic import MAX_LENGTH, evaluate, format_number
+from kedge.server.practice_model.items import (
+    extract_text,
+    is_message,
+    is_output,
+    items_after_last_user,
+    message_texts,
+    tool_results,
+)
+from kedge.server.practice_model.rules import RuleList, TextResult
+from kedge.server.practice_model.text import fold_case, format_count, quote_text
+from kedge.server.practice_model.utterance import Utterance
 
 MAX_TIMES = 1_000
 MAX_WORDS = 100_000
 MAX_REPEAT_LENGTH = 2_000
 TIMES_PATTERN = re.compile(
-    r"\A(.*?)[\s,]+(?:(\d{1,6}) times|(twice)|(thrice|three times))\W*\Z", re.DOTALL | re.IGNORECASE
+    r"\A(?P<text>.*?)[\s,]+"
+    r"(?:(?P<number>\d{1,6}) times|(?P<twice>twice)|(?P<thrice>thrice|three times))\W*\Z",
+    re.DOTALL | re.IGNORECASE,
 )
 QUOTE_PAIRS = {'"': '"', "“": "”", "'": "'"}
 
-LITERAL_RULES = context.RuleList()
-OTHER_RULES = context.RuleList()
+LITERAL_RULES = RuleList()
+OTHER_RULES = RuleList()
 
 FILLER_TEXT = (
     "The kedge goes out, the line comes tight, and the ship moves a little way ahead again."
@@ -42,11 +46,22 @@ def echo(_: Utterance, match: re.Match[str]) -> TextResult | None:
     text = match["text"].strip()
     if not text:
         return None
-    if len(text) < MAX_REPEAT_LENGTH and (times := TIMES_PATTERN.match(text)):
-        number = int(times[2]) if times[2] else 2 if times[3] else 3
-        once = strip_quotes(times[1].rstrip(":, "))
-        return TextResult(" ".join([once] * min(number, MAX_TIMES)), once)
-    return TextResult(strip_quotes(text), strip_quotes(text))
+    repetition = None
+    if len(text) < MAX_REPEAT_LENGTH:
+        repetition = TIMES_PATTERN.match(text)
+    if repetition is None:
+        plain = strip_quotes(text)
+        return TextResult(plain, plain)
+    once = strip_quotes(repetition["text"].rstrip(":, "))
+    return TextResult(" ".join([once] * _read_times(repetition)), once)
+
+
+def _read_times(repetition: re.Match[str]) -> int:
+    if repetition["twice"]:
+        return 2
+    if repetition["thrice"]:
+        return 3
+    return min(int(repetition["number"]), MAX_TIMES)
 
 
 def strip_quotes(text: str) -> str:
@@ -75,8 +90,8 @@ def count_to(_: Utterance, match: re.Match[str]) -> TextResult:
 @LITERAL_RULES.prefix("refuse", r"refuse\b(?:\s+to\b)?[\s:,]*(?P<what>.*)")
 def refuse(_: Utterance, match: re.Match[str]) -> TextResult:
     """Refuse a request, and name it in the refusal."""
-    what = match["what"].strip().rstrip(".!?")
-    return TextResult(f"I will not {what}." if what else "I will not do that.", is_refusal=True)
+    task = match["what"].strip().rstrip(".!?") or "do that"
+    return TextResult(f"I will not {task}.", is_refusal=True)
 
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth",
@@ -85,19 +100,33 @@ ORDINAL_PATTERN = rf"{'|'.join(ORDINALS)}|\d{{1,6}}(?:st|nd|rd|th)|last|previous
 SPEECH_VERBS = (
     r"(?:say|said|write|written|ask|asked|answer|answered|reply|replied|tell you|told you)"
 )
-USER, MODEL = (("user",), "You", " of yours"), (("assistant",), "I", " of mine")
+
+
+class Speaker(NamedTuple):
+    """The messages that a pronoun refers to: their roles, the start of a quote, and the suffix of a count."""
+
+    roles: tuple[str, ...]
+    subject: str
+    owner: str
+
+
+USER = Speaker(("user",), "You", " of yours")
+MODEL = Speaker(("assistant",), "I", " of mine")
+ANY_SPEAKER = Speaker(("user", "assistant"), "", "")
 SPEAKERS = {"i": USER, "my": USER, "you": MODEL, "your": MODEL}
-"""The messages that a pronoun refers to: their roles, the subject of a quote, and the suffix of a count."""
-ANY_SPEAKER = ("user", "assistant"), "", ""
 FACT_PATTERN = re.compile(r"\bmy ([\w' -]{1,60}?) (?:is|are) ([^.!?\n]{1,200})", re.IGNORECASE)
 
 
 def earlier_texts(utterance: Utterance, *roles: str) -> list[str]:
     """Return the texts of the messages of these roles, without the newest user message."""
     items = utterance.request.items
-    newer = context.items_after_last_user(items)
+    newer = items_after_last_user(items)
     older = items[: max(len(items) - len(newer) - 1, 0)]
-    return context.message_texts([*older, *newer], *roles)
+    return message_texts([*older, *newer], *roles)
+
+
+def _find_speaker(pronoun: str | None) -> Speaker:
+    return SPEAKERS.get(fold_case(pronoun or ""), ANY_SPEAKER)
 
 
 @OTHER_RULES.prefix(
@@ -111,8 +140,7 @@ def earlier_texts(utterance: Utterance, *roles: str) -> list[str]:
 )
 def list_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """List the messages so far, with numbers."""
-    roles, *_ = SPEAKERS.get(context.fold_case(match["whose"] or ""), ANY_SPEAKER)
-    texts = earlier_texts(utterance, *roles)
+    texts = earlier_texts(utterance, *_find_speaker(match["whose"]).roles)
     if not texts:
         return TextResult("Nothing has been said before this message.", [])
     return TextResult("\n".join(f"{i}. {text}" for i, text in enumerate(texts, 1)), texts)
@@ -129,17 +157,23 @@ def list_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
 )
 def quote_message(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """Quote one message: the first, the last, the n-th, of the user or of the model."""
-    roles, subject, owner = SPEAKERS.get(context.fold_case(match["whose"]), ANY_SPEAKER)
+    speaker = _find_speaker(match["whose"])
+    texts = earlier_texts(utterance, *speaker.roles)
     ordinal = re.search(rf"\b({ORDINAL_PATTERN})\b", match["which"] or "", re.IGNORECASE)
-    which = context.fold_case(ordinal[1]) if ordinal else "last"
-    texts = earlier_texts(utterance, *roles)
+    which = "last"
+    if ordinal:
+        which = fold_case(ordinal[1])
+
     position = _find_index(which, len(texts))
     if not 0 <= position < len(texts):
-        number = f"only {context.format_count(len(texts), 'message')}" if texts else "no message"
-        return TextResult(f"I cannot see it: there is {number}{owner} before this one.")
+        number = "no message"
+        if texts:
+            number = f"only {format_count(len(texts), 'message')}"
+        return TextResult(f"I cannot see it: there is {number}{speaker.owner} before this one.")
     text = texts[position]
-    start = f"{subject} said {which}" if subject else f"The {which} message is"
-    return TextResult(f"{start}: {quote_text(text)}", text)
+    if speaker.subject:
+        return TextResult(f"{speaker.subject} said {which}: {quote_text(text)}", text)
+    return TextResult(f"The {which} message is: {quote_text(text)}", text)
 
 
 def _find_index(which: str, count: int) -> int:
@@ -163,18 +197,19 @@ def count_messages(utterance: Utterance, _: re.Match[str]) -> TextResult:
     """Count the messages and, if there are any, the tool results and reasoning items."""
     items = utterance.request.items
     counts = [
-        (sum(context.is_message(item, *roles) for item in items), owner)
-        for owner, roles in COUNTED_ROLES
+        (sum(is_message(item, *roles) for item in items), owner) for owner, roles in COUNTED_ROLES
     ]
     total = sum(number for number, _ in counts)
     shares = ", ".join(f"{number} {owner}" for number, owner in counts if number)
     others = {
-        "tool result": sum(map(context.is_output, items)),
+        "tool result": sum(map(is_output, items)),
         "thought": sum(item.get("type") == "reasoning" for item in items),
     }
-    more = [context.format_count(number, noun) for noun, number in others.items() if number]
-    also = f" Also {' and '.join(more)}." if more else ""
-    return TextResult(f"I can see {context.format_count(total, 'message')}: {shares}.{also}", total)
+    report = f"I can see {format_count(total, 'message')}: {shares}."
+    more = [format_count(number, noun) for noun, number in others.items() if number]
+    if more:
+        report += f" Also {' and '.join(more)}."
+    return TextResult(report, total)
 
 
 @OTHER_RULES.search(
@@ -182,7 +217,7 @@ def count_messages(utterance: Utterance, _: re.Match[str]) -> TextResult:
 )
 def quote_instructions(utterance: Utterance, _: re.Match[str]) -> TextResult:
     """Quote the instructions of this request and the system texts of the context."""
-    system = context.message_texts(utterance.request.items, "system", "developer")
+    system = message_texts(utterance.request.items, "system", "developer")
     texts = [text for text in (utterance.request.instructions, *system) if text]
     if not texts:
         return TextResult("I have no instructions.")
@@ -197,7 +232,7 @@ def quote_instructions(utterance: Utterance, _: re.Match[str]) -> TextResult:
 )
 def quote_last_result(utterance: Utterance, _: re.Match[str]) -> TextResult:
     """Quote the newest tool result of the context."""
-    results = context.tool_results(utterance.request.items)
+    results = tool_results(utterance.request.items)
     if not results:
         return TextResult("I can see no tool result.")
     name, output = results[-1]
@@ -210,25 +245,29 @@ def quote_last_reasoning(utterance: Utterance, _: re.Match[str]) -> TextResult:
     entries = [item for item in utterance.request.items if item.get("type") == "reasoning"]
     if not entries:
         return TextResult("I can see no thought of mine.")
-    text = context.extract_text(entries[-1].get("content")) or context.extract_text(
-        entries[-1].get("summary")
+    newest = entries[-1]
+    text = (
+        extract_text(newest.get("content"))
+        or extract_text(newest.get("summary"))
+        or utterance.request.read_reasoning(newest)
     )
-    text = text or utterance.request.read_reasoning(entries[-1])
-    return TextResult(
-        f"I thought: {quote_text(text)}" if text else "My last thought is sealed.", text
-    )
+    if not text:
+        return TextResult("My last thought is sealed.", text)
+    return TextResult(f"I thought: {quote_text(text)}", text)
 
 
-@OTHER_RULES.search("recall a fact", r"\bwhat (?:is|are) my ([\w' -]{1,60}?)\s*\??\s*\Z")
+@OTHER_RULES.search(
+    "recall a fact", r"\bwhat (?P<verb>is|are) my (?P<fact>[\w' -]{1,60}?)\s*\??\s*\Z"
+)
 def recall_fact(utterance: Utterance, match: re.Match[str]) -> TextResult | None:
     """Answer "What is my …?" from "My … is …", the newest statement first."""
-    wanted = _normalize(match[1])
+    wanted = _normalize(match["fact"])
     for text in reversed(earlier_texts(utterance, "user")):
         for name, value in reversed(FACT_PATTERN.findall(text)):
             if _normalize(name) == wanted:
-                verb = "are" if match[0].lower().split()[1] == "are" else "is"
+                verb = match["verb"].lower()
                 return TextResult(f"Your {name.strip()} {verb} {value.strip()}.", value.strip())
-    return TextResult(f"You have not told me your {match[1].strip()}.")
+    return TextResult(f"You have not told me your {match['fact'].strip()}.")
 
 
 def _normalize(text: str) -> str:
@@ -242,41 +281,16 @@ def _normalize(text: str) -> str:
 def search_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """Search the earlier messages for a text."""
     wanted = match[1].strip().strip("\"'“”").rstrip("?.! ")
-    for i, text in enumerate(
-        earlier_texts(utterance, "user", "assistant", "system", "developer"), 1
-    ):
+    texts = earlier_texts(utterance, "user", "assistant", "system", "developer")
+    for i, text in enumerate(texts, 1):
         if wanted and wanted.lower() in text.lower():
             return TextResult(f"Yes, in message {i}: {quote_text(text)}", True)
     return TextResult(f"No, I can see nothing about {quote_text(wanted)}.", False)
 
 
-MAX_LENGTH = 200
-MAX_BITS = 2_048
-PRECISION = 12
-
-WORD_OPERATORS = (
-    (r"(?<=\d),(?=\d{3}\b)", ""),
-    (r"\bplus\b", "+"),
-    (r"\bminus\b", "-"),
-    (r"\b(?:times|multiplied by)\b|[\u00d7\u00b7]|(?<=\d)\s*x\s*(?=\d)", "*"),
-    (r"\b(?:divided by|over)\b|÷", "/"),
-    (r"\b(?:to the power of)\b|\^", "**"),
-    (r"\bmod(?:ulo)?\b", "%"),
-    (r"%\s+of\b", "/ 100 *"),
-    (r"\bsquared\b", "** 2"),
-    (r"\u2212", "-"),
-)
-ALLOWED_CHARS = re.compile(r"[\d\s.+*/%()-]+")
-LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
-
-
-class NumberTooLarge(ArithmeticError):
-    """A number of the expression is out of bounds."""
-
-
 @OTHER_RULES.prefix(
     "do a sum",
-    r"(?:what(?:'s| is)|how much is|calculate|compute|work out|evaluate)?\s*"
+    r"(?:what(?:'s| is)|how much is|calculate|compute)?\s*"
     rf"(?!.{{{MAX_LENGTH}}})(?P<sum>[-(.\d][^?=]*?)[\s?=.!]*\Z",
 )
 def calculate(_: Utterance, match: re.Match[str]) -> TextResult | None:
@@ -286,80 +300,9 @@ def calculate(_: Utterance, match: re.Match[str]) -> TextResult | None:
         value = evaluate(expression)
     except ZeroDivisionError:
         return TextResult("Nothing can be divided by zero.")
-    except NumberTooLarge:
-        return TextResult("That number is too big for me.")
     if value is None:
         return None
-    exact, text = format_fraction(value)
-    number = int(value) if value.denominator == 1 else float(value)
-    return TextResult(f"{expression} {'=' if exact else 'is about'} {text}.", number)
-
-
-def evaluate(text: str) -> Fraction | None:
-    """Evaluate an expression; None if the text is not one."""
-    if len(text) > MAX_LENGTH:
-        return None
-    for words, sign in WORD_OPERATORS:
-        text = re.sub(words, sign, text, flags=re.IGNORECASE)
-    text = LEADING_ZEROS.sub("", text.strip())
-    if not ALLOWED_CHARS.fullmatch(text):
-        return None
-    try:
-        # Parsed as Python, which has the same precedence, and never executed.
-        tree = ast.parse(text, mode="eval").body
-        is_sum = any(isinstance(node, ast.BinOp) for node in ast.walk(tree))
-        return _evaluate_node(tree, text) if is_sum else None
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return None
-
-
-def format_fraction(value: Fraction) -> tuple[bool, str]:
-    """Format a number in decimals; also return whether that is exact."""
-    if value.denominator == 1:
-        return True, str(value.numerator)
-    rounded = Context(prec=PRECISION).divide(Decimal(value.numerator), Decimal(value.denominator))
-    return Fraction(rounded) == value, f"{rounded.normalize():f}"
-
-
-def _evaluate_node(node: ast.expr, text: str) -> Fraction:
-    match node:
-        case ast.Constant():
-            return _check_bounds(Fraction(ast.get_source_segment(text, node) or ""))
-        case ast.UnaryOp(ast.UAdd() | ast.USub() as sign, operand):
-            value = _evaluate_node(operand, text)
-            return -value if isinstance(sign, ast.USub) else value
-        case ast.BinOp(left, sign, right) if type(sign) in OPERATORS:
-            values = _evaluate_node(left, text), _evaluate_node(right, text)
-            return _check_bounds(OPERATORS[type(sign)](*values))
-        case _:
-            raise ValueError("not arithmetic")
-
-
-def _compute_power(base: Fraction, exponent: Fraction) -> Fraction:
-    if exponent.denominator != 1:
-        raise ValueError("a root has no exact value")
-    size = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if size * abs(exponent) > MAX_BITS:
-        raise NumberTooLarge
-    if base == 0 and exponent < 0:
-        raise ZeroDivisionError
-    return base ** int(exponent)
-
-
-OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: lambda left, right: left / right,
-    ast.Mod: operator.mod,
-    ast.Pow: _compute_power,
-}
-
-
-def _check_bounds(value: Fraction) -> Fraction:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-        raise NumberTooLarge
-    return value
+    return TextResult(f"{expression} = {format_number(value)}.", value)
 
 
 OTHER_RULES.prefix("say something", r"(?:say|repeat|echo)\s+(?P<text>.+)")(echo)

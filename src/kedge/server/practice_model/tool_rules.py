@@ -8,23 +8,26 @@ which remain to be made, so the model stores nothing.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from itertools import zip_longest
+from typing import Any, NamedTuple, cast
 
 from msgspec import Struct
 
-from kedge.server.practice_model import context
-from kedge.server.practice_model.context import (
-    Item,
-    OutputPart,
-    PracticeRequest,
-    TextResult,
-    Utterance,
+from kedge.server.practice_model.items import (
+    CALL_TYPES,
+    is_model_item,
+    items_after_last_user,
+    tool_results,
 )
+from kedge.server.practice_model.request import Item, OutputPart, PracticeRequest
+from kedge.server.practice_model.rules import RuleList, TextResult
 from kedge.server.practice_model.schema_sample import as_schema, sample_value
 from kedge.server.practice_model.sentence_values import MAX_SENTENCE_LENGTH, QUOTED, SentenceValues
+from kedge.server.practice_model.text import encode_json, quote_text
+from kedge.server.practice_model.utterance import Utterance
 
-RULES = context.RuleList()
-IMPLIED_RULES = context.RuleList()
+RULES = RuleList()
+IMPLIED_RULES = RuleList()
 MAX_CALLS = 64
 SENTENCE_CHARACTERS_PER_STEP = 4
 """How much of the text about a call is parsed for one step of its budget."""
@@ -73,15 +76,23 @@ def offered_tools(request: PracticeRequest) -> dict[str, Item]:
         if tool.get("type", "function") in ("function", "custom") and tool.get("name")
     }
     allowed = _allowed_names(request.tool_choice)
-    return named if allowed is None else {name: named[name] for name in named if name in allowed}
+    if allowed is None:
+        return named
+    return {name: tool for name, tool in named.items() if name in allowed}
 
 
 def _allowed_names(choice: str | Mapping[str, Any]) -> set[str] | None:
+    """Return the names that ``tool_choice`` allows; None if it allows all."""
     if isinstance(choice, str):
         return None
-    lists = {"function": [choice], "custom": [choice], "allowed_tools": choice.get("tools", ())}
-    tools = cast("Sequence[Item] | None", lists.get(str(choice.get("type"))))
-    return None if tools is None else {str(tool.get("name")) for tool in tools}
+    match choice.get("type"):
+        case "function" | "custom":
+            return {str(choice.get("name"))}
+        case "allowed_tools":
+            tools = cast("Sequence[Item]", choice.get("tools", ()))
+            return {str(tool.get("name")) for tool in tools}
+        case _:
+            return None
 
 
 def must_call(request: PracticeRequest) -> bool:
@@ -100,17 +111,19 @@ def make_forced_calls(utterance: Utterance) -> tuple[OutputPart, ...]:
     if not tools:
         return ()
     named = _make_next_calls(utterance, _plan_calls(utterance.sentence, tools))
+    if named:
+        return named
     best = _match_tool(utterance.sentence, tools) or next(iter(tools.values()))
-    return named or (_make_call(utterance, PlannedCall(best, utterance.sentence)),)
+    return (_make_call(utterance, PlannedCall(best, utterance.sentence)),)
 
 
 @RULES.search("name the tools", r"\bwhat tools (?:do you have|can you (?:use|call))\b")
 def list_tools(utterance: Utterance, _: re.Match[str]) -> TextResult:
     """List the names of the tools."""
     names = list(offered_tools(utterance.request))
-    return TextResult(
-        f"My tools are: {', '.join(names)}." if names else "I have no tools here.", names
-    )
+    if not names:
+        return TextResult("I have no tools here.", names)
+    return TextResult(f"My tools are: {', '.join(names)}.", names)
 
 
 @RULES.prefix("call tools by name", "")
@@ -123,12 +136,15 @@ def make_named_calls(utterance: Utterance, _: object = None) -> tuple[OutputPart
 @IMPLIED_RULES.prefix("call a tool in plain words", "")
 def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[OutputPart, ...] | None:
     """Return a call of the tool whose name consists of words of a question or a request."""
-    sentence, tools = utterance.sentence, offered_tools(utterance.request)
+    sentence = utterance.sentence
+    is_question = sentence.rstrip().endswith("?")
     is_request = sentence.partition(" ")[0].lower() in REQUEST_WORDS
-    if not tools or not (is_request or sentence.rstrip().endswith("?")):
+    if not (is_question or is_request):
         return None
-    tool = _match_tool(sentence, tools)
-    return (_make_next_calls(utterance, [PlannedCall(tool, sentence)]) or None) if tool else None
+    tool = _match_tool(sentence, offered_tools(utterance.request))
+    if tool is None:
+        return None
+    return _make_next_calls(utterance, [PlannedCall(tool, sentence)]) or None
 
 
 def _make_next_calls(
@@ -136,8 +152,7 @@ def _make_next_calls(
 ) -> tuple[OutputPart, ...]:
     """Return the calls of the current step of a plan, or one of them if they must not be parallel."""
     calls_so_far = sum(
-        item.get("type") in context.CALL_TYPES
-        for item in context.items_after_last_user(utterance.request.items)
+        item.get("type") in CALL_TYPES for item in items_after_last_user(utterance.request.items)
     )
     rest = planned[calls_so_far:]
     step = [call for call in rest if call.step == rest[0].step]
@@ -156,83 +171,99 @@ def _plan_calls(sentence: str, tools: Mapping[str, Item]) -> list[PlannedCall]:
     mentions = _find_mentions(sentence, tools)
     planned: list[PlannedCall] = []
     step = 0
-    for i, (name, _, end) in enumerate(mentions):
-        stop = mentions[i + 1][1] if i + 1 < len(mentions) else len(sentence)
-        between = sentence[end:stop]
-        clause = between if stop == len(sentence) else CLAUSE_TAIL.sub("", between)
-        planned.append(PlannedCall(tools[name], clause, step))
-        step += bool(THEN_PATTERN.search(between[len(clause) :]))
+    for mention, following in zip_longest(mentions, mentions[1:]):
+        if following is None:
+            planned.append(PlannedCall(tools[mention.name], sentence[mention.end :], step))
+            break
+        between = sentence[mention.end : following.start]
+        clause = CLAUSE_TAIL.sub("", between)
+        planned.append(PlannedCall(tools[mention.name], clause, step))
+        if THEN_PATTERN.search(between[len(clause) :]):
+            step += 1
     return planned[:MAX_CALLS]
 
 
-def _find_mentions(sentence: str, tools: Mapping[str, Item]) -> list[tuple[str, int, int]]:
-    """Return the tool names in a sentence, with their positions.
+class ToolMention(NamedTuple):
+    """The name of a tool in a sentence, and its position."""
+
+    name: str
+    start: int
+    end: int
+
+
+def _find_mentions(sentence: str, tools: Mapping[str, Item]) -> list[ToolMention]:
+    """Return the tool names in a sentence.
 
     A name that is an ordinary word counts only after a word like "call" or as the first word.
     """
-    known = {name.lower(): name for name in tools}
-    calling = CALL_PATTERN.search(sentence)
-    start = calling.end() if calling else len(sentence)
-    return [
-        (name, word.start(), word.end())
-        for word in WORD_PATTERN.finditer(sentence)
-        if (name := known.get(word[0].lower())) is not None
-        and sentence[: word.start()][-1:] not in ("=", ":", '"', "'", "“", "/")
-        and ("_" in name or word.start() == 0 or word.start() > start)
-    ]
+    names = {name.lower(): name for name in tools}
+    first_verb = CALL_PATTERN.search(sentence)
+    mentions: list[ToolMention] = []
+    for word in WORD_PATTERN.finditer(sentence):
+        name = names.get(word[0].lower())
+        is_value = sentence[: word.start()].endswith(("=", ":", '"', "'", "“", "/"))
+        if name is None or is_value:
+            continue
+        follows_verb = first_verb is not None and word.start() > first_verb.end()
+        if "_" in name or word.start() == 0 or follows_verb:
+            mentions.append(ToolMention(name, word.start(), word.end()))
+    return mentions
 
 
 def _match_tool(sentence: str, tools: Mapping[str, Item]) -> Item | None:
     """Return the tool with the most words in its name that are all in the sentence."""
     sentence_words = set(re.findall(r"[a-z0-9]+", sentence.lower()))
-    best, most_words = None, 0
+    best: Item | None = None
+    most_words = 0
     for name, tool in tools.items():
         split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
         words = set(re.findall(r"[a-z0-9]+", split.lower())) - COMMON_WORDS
         if words <= sentence_words and len(words) > most_words:
-            best, most_words = tool, len(words)
+            best = tool
+            most_words = len(words)
     return best
 
 
 def _make_call(utterance: Utterance, planned: PlannedCall) -> OutputPart:
     name = str(planned.tool["name"])
     clause = CLAUSE_HEAD.sub("", planned.text).strip()
-    results = context.tool_results(context.items_after_last_user(utterance.request.items))
-    result = results[-1][1] if results and RESULT_PATTERN.search(clause) else None
+    utterance.budget.spend_steps(len(clause) // SENTENCE_CHARACTERS_PER_STEP)
+    facts: list[str] = []
+    results = tool_results(items_after_last_user(utterance.request.items))
+    if results and RESULT_PATTERN.search(clause):
+        _, newest = results[-1]
+        facts.append(newest)
+        clause = RESULT_PATTERN.sub(" ", clause)
+
     if planned.tool.get("type") == "custom":
-        return OutputPart("custom_tool_call", result or _read_custom_input(clause), name)
-    utterance.budget.spend(len(clause) // SENTENCE_CHARACTERS_PER_STEP)
-    facts = [result] if result else []
-    hints = SentenceValues(RESULT_PATTERN.sub(" ", clause) if result else clause, facts=facts)
+        custom_input = "".join(facts) or _read_custom_input(clause)
+        return OutputPart("custom_tool_call", custom_input, name)
+    values = SentenceValues(clause, facts=facts)
     schema = {"type": "object", **as_schema(planned.tool.get("parameters"))}
     arguments: Any = sample_value(
-        schema, hints, lambda member: hints.remainder or member, utterance.budget
+        schema, values, lambda member: values.remainder or member, utterance.budget
     )
     return OutputPart("function_call", encode_json(arguments or {}), name)
 
 
 def _read_custom_input(words: str) -> str:
     """Return the input of a custom tool: the quoted text, else all the text about it."""
-    if found := QUOTED.search(words):
-        return found[0][1:-1]
+    quoted = QUOTED.search(words)
+    if quoted is not None:
+        return quoted[0][1:-1]
     return re.sub(r"\A(?:on|to|for|saying)\s+", "", words.strip(" .")) or "text"
 
 
 def report_results(utterance: Utterance) -> TextResult | None:
     """Report the results of the calls after the user's message, when all of them are available."""
-    items = context.items_after_last_user(utterance.request.items)
-    if not items or context.is_model_item(items[-1]):
+    items = items_after_last_user(utterance.request.items)
+    if not items or is_model_item(items[-1]):
         return None
-    results = context.tool_results(items)
+    results = tool_results(items)
     if not results:
         return None
     report = " ".join(f"{name} says: {_end_sentence(output)}" for name, output in results)
     return TextResult(report, parse_output(results[-1][1]))
-
-
-def encode_json(value: Any) -> str:
-    """Return a value as compact JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def parse_output(output: str) -> Any:
@@ -245,7 +276,9 @@ def parse_output(output: str) -> Any:
 
 def _end_sentence(text: str) -> str:
     text = text.strip()
-    return text if text.endswith((".", "!", "?", "}", "]")) else f"{text}."
+    if text.endswith((".", "!", "?", "}", "]")):
+        return text
+    return f"{text}."
 
 
 @RULES.prefix(
@@ -258,5 +291,7 @@ def report_unknown_tool(utterance: Utterance, match: re.Match[str]) -> TextResul
     names = list(offered_tools(utterance.request))
     if called in names:
         return None
-    available = f"my tools are: {', '.join(names)}." if names else "I have no tools here."
-    return TextResult(f"I have no tool named {context.quote_text(called)}; {available}")
+    available = "I have no tools here."
+    if names:
+        available = f"my tools are: {', '.join(names)}."
+    return TextResult(f"I have no tool named {quote_text(called)}; {available}")

@@ -19,7 +19,7 @@ from typing import NamedTuple, overload
 
 from kedge.server.coherence import EMPTY_COHERENCE, Coherence
 from kedge.server.object_forms import Item
-from kedge.server.practice_model.context import CountedItems, message_count
+from kedge.server.practice_model.items import CountedItems, message_count
 from kedge.server.prompt_cache import EMPTY_DIGEST, Prefix, hash_items
 
 
