@@ -35,7 +35,8 @@ from kedge.events import Outcome
 from kedge.events.run import AnswerFinished, Healed
 from kedge.planning import AnchorRecord, covered_count, get_state, prefix_digest
 from kedge.planning.digests import get_prefix_index
-from kedge.server.engine_models.items import DecryptReasoning, OutputEmitter, build_turn
+from kedge.server.engine_models.output_emitter import OutputEmitter
+from kedge.server.engine_models.turn_builder import DecryptReasoning, build_turn
 from kedge.server.errors import CONTEXT_TOO_LONG, RATE_LIMITED, ApiError
 from kedge.server.models import DEFAULT_GRACE, ItemClosed, OutputEvent, OutputTruncated, Prompt
 from kedge.server.practice_model import PracticeRequest
@@ -62,11 +63,12 @@ class AnchorCache(BoundedDict[tuple[str, str], AnchorRecord]):
 
     def find_candidates(self, turn: Turn, namespace: str = "") -> tuple[AnchorRecord, ...]:
         """Return the recorded responses that cover a prefix of this Turn, the longest first."""
-        prefixes, covered = get_prefix_index(turn), covered_count(turn)
-        keys = (
+        prefixes = get_prefix_index(turn)
+        longest = covered_count(turn)
+        keys = [
             (namespace, prefixes.digest(count))
-            for count in range(covered, max(covered - MAX_PREFIXES, 0), -1)
-        )
+            for count in range(longest, max(longest - MAX_PREFIXES, 0), -1)
+        ]
         return tuple(self[key] for key in keys if key in self)
 
 
@@ -168,12 +170,14 @@ class EngineModel:
         try:
             build = partial(self._build_turn, prompt.ask, prompt.decrypt_reasoning)
             turn = await compute(build, is_long=len(prompt.ask.items) > MANY_ITEMS)
-            found = self._anchors.find_candidates(turn, prompt.namespace) if self._can_chain else ()
+            candidates: tuple[AnchorRecord, ...] = ()
+            if self._can_chain:
+                candidates = self._anchors.find_candidates(turn, prompt.namespace)
             request = Request(
                 mode="chained" if self._can_chain else "stateless",
                 tools=self._select_tools(prompt.ask.tools),
                 params={**self._params, **self._build_params(prompt)},
-                candidates=found,
+                candidates=candidates,
                 streaming=prompt.stream,
                 filters=find_filters(self._engine),
             )
@@ -249,19 +253,22 @@ class EngineModel:
             params["include"] = [LOGPROBS]
         if prompt.max_tokens is not None:
             params["max_output_tokens"] = prompt.max_tokens
-        if (text := _drop_nulls(body, "text")) and text != {"format": {"type": "text"}}:
+        text = _drop_nulls(body, "text")
+        if text and text != {"format": {"type": "text"}}:
             params["text"] = text
         reasoning = _drop_nulls(body, "reasoning")
         if isinstance(engine, ChatCompletionsEngine):
             reasoning.pop("summary", None)  # not supported; the server shows the reasoning
-        return params | ({"reasoning": reasoning} if reasoning else {})
+        if reasoning:
+            params["reasoning"] = reasoning
+        return params
 
     async def _stream_output(
         self, turn: Turn, request: Request, prompt: Prompt
     ) -> AsyncGenerator[OutputEvent]:
         # With a guard, an answer is shown only when it is complete: its blocks are the output, in their order.
-        held = any(each.holds_output for each in find_filters(self._engine))
-        streaming = prompt.stream and not held
+        is_held = any(request_filter.holds_output for request_filter in find_filters(self._engine))
+        streaming = prompt.stream and not is_held
         emitter = OutputEmitter(prefix_digest(turn))
         try:
             async with aclosing(self._engine.events(turn, request)) as events:
@@ -296,8 +303,11 @@ def _finish_incomplete(emitter: OutputEmitter, error: errors.AnswerIncomplete) -
     """Return the output of an answer that stopped early; its last item is left open."""
     outcome = Outcome("incomplete", error.partial, usage=emitter.assembler.finish().usage)
     events = list(emitter.finish(outcome))
-    last = max((at for at, event in enumerate(events) if isinstance(event, ItemClosed)), default=-1)
-    return [event for at, event in enumerate(events) if at != last]
+    for index in reversed(range(len(events))):
+        if isinstance(events[index], ItemClosed):
+            del events[index]
+            break
+    return events
 
 
 CONTEXT_LENGTH_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
@@ -356,22 +366,26 @@ def to_api_error(error: KedgeError) -> ApiError:
 
 def _describe_error(error: KedgeError) -> str:
     """Name a failure for the log, with the provider's reason."""
-    facts = [type(error).__name__]
+    words = [type(error).__name__]
     if isinstance(error, EngineError):
-        fields = (error.provider, error.status, error.code, error.request_id)
-        facts += [str(field) for field in fields if field]
+        details = (error.provider, error.status, error.code, error.request_id)
+        words += [str(detail) for detail in details if detail]
     if isinstance(error, errors.NotAuthorized):  # the message may contain a part of the key
-        return ", ".join(facts)
-    return f"{', '.join(facts)}: {_get_reason(error)[:MAX_LOGGED_REASON]}"
+        return ", ".join(words)
+    return f"{', '.join(words)}: {_get_reason(error)[:MAX_LOGGED_REASON]}"
 
 
 def _get_reason(error: KedgeError) -> str:
-    return error.message if isinstance(error, EngineError) else str(error)
+    if isinstance(error, EngineError):
+        return error.message
+    return str(error)
 
 
 def _list_headers(error: KedgeError) -> dict[str, str]:
-    after = getattr(error, "retry_after", None)
-    return {} if after is None else {"retry-after": f"{after:g}"}
+    retry_after = getattr(error, "retry_after", None)
+    if retry_after is None:
+        return {}
+    return {"retry-after": f"{retry_after:g}"}
 
 
 def _build_upstream_error(error: KedgeError, status: int, code: str, detail: str) -> ApiError:

@@ -43,11 +43,16 @@ class CompletionRun(Generation):
     """One completion while it is written; with ``include_usage`` a stream ends with its usage."""
 
     def __init__(self, request: Request, draft: ResponseDraft, *, include_usage: bool) -> None:
-        id, writer = f"chatcmpl-{draft.key}", OutputWriter(draft.key, len(draft.input))
+        id = f"chatcmpl-{draft.key}"
+        writer = OutputWriter(draft.key, len(draft.input))
         super().__init__(get_service(request), draft, writer, id, request.scope.get(RECORD_KEY))
-        created = int(self.service.clock())
-        self._header = {"id": id, "created": created, "model": draft.prompt.body["model"]}
-        self._header |= {"service_tier": "default", "system_fingerprint": None}
+        self._header = {
+            "id": id,
+            "created": int(self.service.clock()),
+            "model": draft.prompt.body["model"],
+            "service_tier": "default",
+            "system_fingerprint": None,
+        }
         self._include_usage = include_usage
         self._kind = "text"
         self._call_index = -1
@@ -58,14 +63,19 @@ class CompletionRun(Generation):
             await emit([self._encode_delta(delta)])
 
     def _render(self, events: object, piece: OutputEvent) -> list[bytes]:
-        if isinstance(piece, ItemOpened):
-            self._kind = piece.kind
-            is_call = piece.kind in CALL_FORMS
-            return [self._encode_call_start(self._writer.items[-1])] if is_call else []
-        if isinstance(piece, ItemDelta) and (piece.text or piece.logprobs):
-            return [self._encode_delta(self._build_delta(piece.text), logprobs=piece.logprobs)]
-        if isinstance(piece, ItemClosed) and (found := list_citations(piece.annotations)):
-            return [self._encode_delta({"annotations": found})]
+        match piece:
+            case ItemOpened(kind=kind):
+                self._kind = kind
+                if kind in CALL_FORMS:
+                    return [self._encode_call_start(self._writer.items[-1])]
+            case ItemDelta(text=text, logprobs=logprobs) if text or logprobs:
+                return [self._encode_delta(self._build_delta(text), logprobs=logprobs)]
+            case ItemClosed(annotations=annotations):
+                citations = list_citations(annotations)
+                if citations:
+                    return [self._encode_delta({"annotations": citations})]
+            case _:
+                pass
         return []
 
     def _encode_call_start(self, item: Mapping[str, Any]) -> bytes:
@@ -94,17 +104,21 @@ class CompletionRun(Generation):
     def serialize(self) -> bytes:
         """Return the complete completion as JSON."""
         items = self._writer.items
-        texts = (item["content"][0] for item in items if item["type"] == "message")
+        texts = [item["content"][0] for item in items if item["type"] == "message"]
+        logprobs = [token for text in texts for token in text.get("logprobs", ())]
         choice = {
             "index": 0,
             "message": build_message(self._writer),
-            "logprobs": format_logprobs(
-                [each for part in texts for each in part.get("logprobs", ())]
-            ),
+            "logprobs": format_logprobs(logprobs),
             "finish_reason": finish_reason(self._writer),
         }
-        frame = {**self._header, "object": "chat.completion"}
-        return encode({**frame, "choices": [choice], "usage": format_usage(self._count_usage())})
+        completion = {
+            **self._header,
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": format_usage(self._count_usage()),
+        }
+        return encode(completion)
 
     def _encode_delta(
         self,
@@ -118,9 +132,10 @@ class CompletionRun(Generation):
             "logprobs": format_logprobs(logprobs),
             "finish_reason": reason,
         }
-        return self._encode_chunk(
-            {"choices": [choice], **({"usage": None} if self._include_usage else {})}
-        )
+        members: dict[str, Any] = {"choices": [choice]}
+        if self._include_usage:
+            members["usage"] = None
+        return self._encode_chunk(members)
 
     def _encode_chunk(self, members: Mapping[str, Any]) -> bytes:
         chunk = {**self._header, "object": "chat.completion.chunk", **members}
@@ -131,8 +146,9 @@ def finish_reason(writer: OutputWriter) -> str:
     """Return the finish reason of the answer."""
     if writer.incomplete_reason is not None:
         return FINISH_REASONS[writer.incomplete_reason]
-    has_calls = any(item["type"] in CALL_FORMS for item in writer.items)
-    return "tool_calls" if has_calls else "stop"
+    if any(item["type"] in CALL_FORMS for item in writer.items):
+        return "tool_calls"
+    return "stop"
 
 
 def build_message(writer: OutputWriter) -> dict[str, Any]:
@@ -147,10 +163,10 @@ def build_message(writer: OutputWriter) -> dict[str, Any]:
     for item in writer.items:
         if item["type"] == "message":
             part = item["content"][0]
-            member = "refusal" if part["type"] == "refusal" else "content"
-            message[member] = (message[member] or "") + (
-                part.get("text") or part.get("refusal", "")
-            )
+            if part["type"] == "refusal":
+                message["refusal"] = (message["refusal"] or "") + part["refusal"]
+            else:
+                message["content"] = (message["content"] or "") + part["text"]
             message["annotations"] += list_citations(part.get("annotations", ()))
         elif item["type"] == "reasoning":
             text = "".join(part["text"] for part in item["summary"])
@@ -159,21 +175,26 @@ def build_message(writer: OutputWriter) -> dict[str, Any]:
             kind, member = CALL_FORMS[item["type"]]
             call = {"id": item["call_id"], "type": kind}
             calls.append(call | {kind: {"name": item["name"], member: item[member]}})
-    return message | ({"tool_calls": calls} if calls else {})
+    if calls:
+        message["tool_calls"] = calls
+    return message
 
 
 def format_logprobs(logprobs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Format log probabilities, which have the same members in this API and in the Responses API."""
-    return {"content": list(logprobs), "refusal": None} if logprobs else None
+    if not logprobs:
+        return None
+    return {"content": list(logprobs), "refusal": None}
 
 
 def list_citations(annotations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the citations of web pages, the only annotations that this API has, in its form."""
-    return [
-        {"type": "url_citation", "url_citation": {k: v for k, v in each.items() if k != "type"}}
-        for each in annotations
-        if each.get("type") == "url_citation"
-    ]
+    citations: list[dict[str, Any]] = []
+    for annotation in annotations:
+        if annotation.get("type") == "url_citation":
+            members = {name: value for name, value in annotation.items() if name != "type"}
+            citations.append({"type": "url_citation", "url_citation": members})
+    return citations
 
 
 def format_usage(usage: ModelUsage) -> dict[str, Any]:

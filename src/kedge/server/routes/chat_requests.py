@@ -296,9 +296,13 @@ def _check_combinations(body: dict[str, Any]) -> None:
 
 def _convert_parameters(body: Body) -> dict[str, Any]:
     """Convert the parameters to those of the Responses API."""
-    params = {k: each for k, each in body.items() if k in SHARED_PARAMETERS and each is not None}
-    stop = body.get("stop") or ()
-    params |= {"truncation": "disabled", "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
+    params = {
+        name: value
+        for name, value in body.items()
+        if name in SHARED_PARAMETERS and value is not None
+    }
+    params["truncation"] = "disabled"
+    params["stop"] = _list_stop_sequences(body.get("stop") or ())
     if body.get("tools"):
         params["tools"] = [_convert_tool(tool) for tool in body["tools"]]
     if "tool_choice" in body:
@@ -321,6 +325,12 @@ def _convert_parameters(body: Body) -> dict[str, Any]:
     return params
 
 
+def _list_stop_sequences(stop: str | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(stop, str):
+        return (stop,)
+    return tuple(stop)
+
+
 def _convert_tool(tool: Body) -> dict[str, Any]:
     kind: str = tool["type"]
     flat: dict[str, Any] = {"type": kind, **tool[kind]}
@@ -332,8 +342,10 @@ def _convert_tool(tool: Body) -> dict[str, Any]:
 
 
 def _convert_tool_choice(choice: str | Body) -> str | dict[str, Any]:
+    if choice == "any":  # the name of other servers
+        return "required"
     if isinstance(choice, str):
-        return "required" if choice == "any" else choice  # the name of other servers
+        return choice
     kind: str = choice["type"]
     converted: dict[str, Any] = {"type": kind, **choice[kind]}
     if kind == "allowed_tools":
@@ -375,7 +387,9 @@ def iter_items(messages: Sequence[Body]) -> Iterator[Item]:
 
 def _convert_content(message: Body) -> str | list[Item]:
     content = message["content"]
-    return content if isinstance(content, str) else [_convert_part(part) for part in content]
+    if isinstance(content, str):
+        return content
+    return [_convert_part(part) for part in content]
 
 
 def _iter_assistant_items(message: Body) -> Iterator[Item]:
@@ -397,8 +411,10 @@ def _iter_assistant_parts(message: Body) -> Iterator[Item]:
         yield {"type": "output_text", "text": content}
     else:
         for part in content:
-            is_refusal = part["type"] == "refusal"
-            yield part if is_refusal else {"type": "output_text", "text": part["text"]}
+            if part["type"] == "refusal":
+                yield part
+            else:
+                yield {"type": "output_text", "text": part["text"]}
     if message.get("refusal"):
         yield {"type": "refusal", "refusal": message["refusal"]}
 

@@ -145,15 +145,21 @@ def error_status(error: ApiError) -> int:
 
 def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
     """Build the body of an error."""
-    status = error_status(error)
-    default = "invalid_request_error" if status < 500 else "api_error"
     details: dict[str, Any] = {
-        "type": ERROR_TYPES.get(status, default),
+        "type": _find_error_type(error_status(error)),
         "message": _format_message(error),
     }
     if error.template is THREAD_UNSUPPORTED:
         details["details"] = {"error_code": error.code}
     return {"type": "error", "error": details, "request_id": request_id}
+
+
+def _find_error_type(status: int) -> str:
+    if status in ERROR_TYPES:
+        return ERROR_TYPES[status]
+    if status < 500:
+        return "invalid_request_error"
+    return "api_error"
 
 
 def _format_message(error: ApiError) -> str:
@@ -170,6 +176,5 @@ def _format_value(name: str, value: str) -> str:
     if name == "expected":
         return re.sub(r"^an? ", "a valid ", value).replace("valid array of", "valid list of")
     if name == "supported":
-        *rest, last = value.replace(", and ", " and ").rsplit(" and ", 1)
-        return f"{rest[0]} or {last}" if rest else last
+        return " or ".join(value.replace(", and ", " and ").rsplit(" and ", 1))
     return value

@@ -33,7 +33,9 @@ class MergedMessage(Struct):
 
 def normalize_content(content: str | Sequence[ContentBlock]) -> Sequence[ContentBlock]:
     """Return content as a list of blocks."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return content
 
 
 def merge_messages(messages: Sequence[Mapping[str, Any]]) -> list[MergedMessage]:
@@ -70,7 +72,8 @@ def check_order(merged: Sequence[MergedMessage]) -> None:
     for message in messages:
         if message.role == "user":
             _check_results(message, pending, previous)
-        previous, pending = message, _collect_calls(message)
+        previous = message
+        pending = _collect_calls(message)
     if pending and previous is not None:
         raise errors.CALLS_UNANSWERED(index=previous.index, ids=", ".join(pending))
     if messages[-1].role == "assistant":
@@ -143,7 +146,10 @@ def parse_request(
     Raises:
         ApiError: The first violation.
     """
-    checked = (_CREATE if version == LATEST_VERSION else _CREATE_WITH_SAMPLING).check_body(body)
+    parameters = _CREATE_WITH_SAMPLING
+    if version == LATEST_VERSION:
+        parameters = _CREATE
+    checked = parameters.check_body(body)
     # A thread is never ignored: a client that continues one sends only the newest messages. After this error
     # the anthropic package and Claude Code send the full conversation.
     if checked.get("thread") is not None:
@@ -156,8 +162,8 @@ def parse_request(
     params["stop"] = tuple(checked.get("stop_sequences") or ())
     if not is_ignoring_unknown() and not all(map(str.strip, params["stop"])):
         raise errors.BLANK_STOP_SEQUENCE()
-    sent = ("stream", *schema.SAMPLING_PARAMETERS)
-    return params | {name: checked[name] for name in sent if name in checked}
+    same_names = ("stream", *schema.SAMPLING_PARAMETERS)
+    return params | {name: checked[name] for name in same_names if name in checked}
 
 
 def parse_count_request(body: dict[str, Any], decrypt: Decrypt) -> dict[str, Any]:
@@ -168,10 +174,13 @@ def parse_count_request(body: dict[str, Any], decrypt: Decrypt) -> dict[str, Any
 def check_thinking_blocks(body: Body) -> None:
     """Reject a round of tool calls without its thinking block, if thinking is ``enabled``."""
     merged = merge_messages(body["messages"])
-    is_enabled = get_object(body, "thinking").get("type") == "enabled"
-    if not is_enabled or len(merged) < 2 or merged[-1].blocks[0][2]["type"] != "tool_result":
+    if get_object(body, "thinking").get("type") != "enabled" or len(merged) < 2:
         return
-    index, _, first = merged[-2].blocks[0]
+    answer, results = merged[-2:]
+    _, _, first_result = results.blocks[0]
+    if first_result["type"] != "tool_result":
+        return
+    index, _, first = answer.blocks[0]
     if first["type"] not in schema.THINKING_TYPES:
         raise errors.THINKING_MISSING(index=index, type=first["type"])
 
@@ -197,7 +206,8 @@ def _build_request(body: Body, decrypt: Decrypt) -> dict[str, Any]:
 
 
 def _check_tools(body: Body) -> None:
-    tools, choice = body.get("tools") or (), body.get("tool_choice")
+    tools: Sequence[Body] = body.get("tools") or ()
+    choice = body.get("tool_choice")
     names = [tool["name"] for tool in tools if not is_hosted(tool)]
     if len(set(names)) < len(names):
         raise errors.DUPLICATE_TOOL()
@@ -217,7 +227,8 @@ def _convert_parameters(body: Body) -> dict[str, Any]:
     if body.get("system"):
         params["instructions"] = join_system(body["system"])
     tools: Sequence[Body] = body.get("tools") or ()
-    if functions := [convert_tool(tool) for tool in tools if not is_hosted(tool)]:
+    functions = [convert_tool(tool) for tool in tools if not is_hosted(tool)]
+    if functions:
         params["tools"] = functions
     choice = body.get("tool_choice")
     hosted_names = [tool.get("name") for tool in tools if is_hosted(tool)]
@@ -239,7 +250,9 @@ def _convert_parameters(body: Body) -> dict[str, Any]:
 
 def join_system(system: str | Sequence[Body]) -> str:
     """Return system text as one string."""
-    return system if isinstance(system, str) else "\n\n".join(block["text"] for block in system)
+    if isinstance(system, str):
+        return system
+    return "\n\n".join(block["text"] for block in system)
 
 
 def is_hosted(tool: Body) -> bool:
@@ -255,14 +268,19 @@ def convert_tool(tool: Body) -> dict[str, Any]:
         "parameters": tool.get("input_schema") or {"type": "object"},
         "strict": tool.get("strict", False),
     }
-    return converted | ({"description": tool["description"]} if tool.get("description") else {})
+    if tool.get("description"):
+        converted["description"] = tool["description"]
+    return converted
 
 
 def _convert_tool_choice(choice: Body) -> str | dict[str, Any]:
-    if choice["type"] == "tool":
-        return {"type": "function", "name": choice["name"]}
-    kind: str = choice["type"]
-    return "required" if kind == "any" else kind
+    match choice["type"]:
+        case "tool":
+            return {"type": "function", "name": choice["name"]}
+        case "any":
+            return "required"
+        case kind:
+            return kind
 
 
 def iter_items(merged: MergedMessage, decrypt: Decrypt) -> Iterator[Item]:
@@ -309,15 +327,26 @@ def _convert_result(block: Body) -> Item:
 
 
 def _convert_thinking(block: Body, index: int, part: int, decrypt: Decrypt) -> Item:
-    redacted = block["type"] == "redacted_thinking"
-    encrypted: str = block["data"] if redacted else block["signature"]
-    text: str = "" if redacted else block["thinking"]
+    encrypted: str
+    text: str
+    if block["type"] == "redacted_thinking":
+        encrypted = block["data"]
+        text = ""
+        invalid = errors.INVALID_REDACTED_DATA
+    else:
+        encrypted = block["signature"]
+        text = block["thinking"]
+        invalid = errors.INVALID_SIGNATURE
+
     payload = parse_reasoning_payload(decrypt(encrypted))
-    expected = None if payload is None else (payload.text if payload.visible else "")
-    if expected != text:
-        template = errors.INVALID_REDACTED_DATA if redacted else errors.INVALID_SIGNATURE
-        raise template(index=index, part=part)
-    summary = [{"type": "summary_text", "text": text}] if text else []
+    if payload is None:
+        raise invalid(index=index, part=part)
+    shown_text = payload.text if payload.visible else ""
+    if text != shown_text:
+        raise invalid(index=index, part=part)
+    summary: list[Item] = []
+    if text:
+        summary.append({"type": "summary_text", "text": text})
     return {"type": "reasoning", "summary": summary, "encrypted_content": encrypted}
 
 
@@ -342,15 +371,23 @@ def _iter_parts(block: Body) -> Iterator[Item]:
 
 
 def _convert_source(block: Body, source: Body) -> Item:
-    kind = "image" if block["type"] == "image" else "file"
+    if block["type"] == "image":
+        return {"type": "input_image", **_convert_address(source, "image_url", "image_url")}
+    part: dict[str, Any] = {
+        "type": "input_file",
+        **_convert_address(source, "file_url", "file_data"),
+    }
+    if block.get("title"):
+        part["filename"] = block["title"]
+    return part
+
+
+def _convert_address(source: Body, url_member: str, data_member: str) -> dict[str, Any]:
+    """Return the member of a content part that says where its data is, or has the data itself."""
     match source["type"]:
         case "url":
-            part = {f"{kind}_url": source["url"]}
+            return {url_member: source["url"]}
         case "file":
-            part = {"file_id": source["file_id"]}
+            return {"file_id": source["file_id"]}
         case _:
-            inline = "image_url" if kind == "image" else "file_data"
-            part = {inline: f"data:{source['media_type']};base64,{source['data']}"}
-    if kind == "file" and block.get("title"):
-        part["filename"] = block["title"]
-    return {"type": f"input_{kind}", **part}
+            return {data_member: f"data:{source['media_type']};base64,{source['data']}"}

@@ -20,7 +20,7 @@ from kedge._internal.responsive import compute
 from kedge.server import models
 from kedge.server.http import get_service, read_checked, respond_json
 from kedge.server.models import ModelUsage, OutputEvent
-from kedge.server.object_forms import count_items, count_json, count_text
+from kedge.server.object_forms import Item, count_items, count_json, count_text
 from kedge.server.output_writer import OutputWriter
 from kedge.server.prepare import ResponseDraft, prepare_stateless
 from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, hash_items
@@ -54,10 +54,14 @@ def find_breakpoints(body: Body, segments: Sequence[_Segment]) -> list[tuple[int
     Raises:
         ApiError: If there are too many breakpoints, or a longer lifetime follows a shorter one.
     """
-    controls = [each.content.get("cache_control") for each in segments]
+    controls = [segment.content.get("cache_control") for segment in segments]
     if body.get("cache_control"):
         controls[-1] = controls[-1] or body["cache_control"]
-    marked = [(at, LIFETIMES[each.get("ttl") or "5m"]) for at, each in enumerate(controls) if each]
+    marked = [
+        (index, LIFETIMES[control.get("ttl") or "5m"])
+        for index, control in enumerate(controls)
+        if control
+    ]
     if len(marked) > MAX_BREAKPOINTS:
         raise errors.TOO_MANY_BREAKPOINTS(count=len(marked))
     lifetimes = [lifetime for _, lifetime in marked]
@@ -83,15 +87,14 @@ def apply_breakpoints(
             return count_json(tools[: segment.number + 1])
         if segment.section == "system":
             system = requests.normalize_content(body["system"])[: segment.number + 1]
-            return (count_json(tools) if tools else 0) + count_text(requests.join_system(system))
-        rest = (
-            requests.MergedMessage(each.role, 0, [(0, 0, each.content)])
-            for each in segments[index + 1 :]
-        )
-        after = count_items(
-            i for each in rest for i in requests.iter_items(each, service.cipher.decrypt)
-        )
-        return draft.usage.input - after
+            tool_tokens = count_json(tools) if tools else 0
+            return tool_tokens + count_text(requests.join_system(system))
+        return draft.usage.input - count_items(iter_items_after(index))
+
+    def iter_items_after(index: int) -> Iterator[Item]:
+        for segment in segments[index + 1 :]:
+            message = requests.MergedMessage(segment.role, 0, [(0, 0, segment.content)])
+            yield from requests.iter_items(message, service.cipher.decrypt)
 
     breakpoints = [Breakpoint(index, count_prefix(index), seconds) for index, seconds in marked]
     cached, written = service.prompt_cache.read_breakpoints(
@@ -115,13 +118,15 @@ def _list_segments(body: Body) -> list[_Segment]:
 def _hash_segments(body: Body, segments: Sequence[_Segment]) -> Iterator[bytes]:
     digest = next(hash_items(EMPTY_DIGEST, [{"model": body["model"]}]))
     section = ""
-    for each in segments:
-        if each.section != section:
-            section = each.section
-            settings = {name: body.get(name) for name in ("tool_choice", "thinking")}
-            start = {"section": section, **(settings if section == "messages" else {})}
+    for segment in segments:
+        if segment.section != section:
+            section = segment.section
+            start: dict[str, Any] = {"section": section}
+            if section == "messages":
+                start["tool_choice"] = body.get("tool_choice")
+                start["thinking"] = body.get("thinking")
             digest = next(hash_items(digest, [start]))
-        digest = next(hash_items(digest, [{"role": each.role, **each.content}]))
+        digest = next(hash_items(digest, [{"role": segment.role, **segment.content}]))
         yield digest
 
 
@@ -147,7 +152,8 @@ class MessageRun(Generation):
     """One message while it is written."""
 
     def __init__(self, request: Request, draft: ResponseDraft, body: Body) -> None:
-        id, service = f"msg_{draft.key}", get_service(request)
+        id = f"msg_{draft.key}"
+        service = get_service(request)
         self._show_thinking = requests.is_thinking_shown(body)
         self._include_thinking = requests.is_thinking_enabled(body)
         writer = OutputWriter(
@@ -163,6 +169,7 @@ class MessageRun(Generation):
         self._header = {"id": id, "type": "message", "role": "assistant", "model": model}
         self._request_id: str | None = request.scope.get(REQUEST_ID_KEY)
         self._kind = ""
+        """The kind of the open item; empty if there is none, or if it is not part of the message."""
         self._index = -1
 
     async def _start(self, emit: Emit) -> None:
@@ -179,11 +186,13 @@ class MessageRun(Generation):
 
     def _iter_events(self, piece: OutputEvent) -> Iterator[MessageEvent]:
         if isinstance(piece, models.ItemOpened):
-            self._kind = piece.kind if piece.kind != "reasoning" or self._include_thinking else ""
-            if self._kind:
-                self._index += 1
-                block = _build_block_start(self._kind, self._writer.items[-1])
-                yield self._block_event("content_block_start", content_block=block)
+            if piece.kind == "reasoning" and not self._include_thinking:
+                self._kind = ""
+                return
+            self._kind = piece.kind
+            self._index += 1
+            block = _build_block_start(self._kind, self._writer.items[-1])
+            yield self._block_event("content_block_start", content_block=block)
         elif self._kind and isinstance(piece, models.ItemDelta):
             if piece.text and (self._show_thinking or self._kind != "reasoning"):
                 kind, member = DELTA_TYPES[self._kind]
@@ -241,7 +250,7 @@ def _parse_arguments(item: Mapping[str, Any]) -> dict[str, Any]:
     try:
         value = json.loads(item["arguments"] or "{}")
     except ValueError:
-        value = None
+        raise errors.ARGUMENTS_NOT_OBJECT(name=item["name"]) from None
     if not isinstance(value, dict):
         raise errors.ARGUMENTS_NOT_OBJECT(name=item["name"])
     return cast("dict[str, Any]", value)
@@ -249,17 +258,20 @@ def _parse_arguments(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def format_stop(writer: OutputWriter) -> dict[str, Any]:
     """Return the stop reason and the stop sequence."""
+    return {"stop_reason": _find_stop_reason(writer), "stop_sequence": writer.stop_sequence or None}
+
+
+def _find_stop_reason(writer: OutputWriter) -> str:
     if writer.incomplete_reason is not None:
-        reason = STOP_REASONS[writer.incomplete_reason]
-    elif any(item["type"] == "function_call" for item in writer.items):
-        reason = "tool_use"
-    elif any(
-        part["type"] == "refusal" for item in writer.items for part in item.get("content", ())
-    ):
-        reason = "refusal"
-    else:
-        reason = "stop_sequence" if writer.stop_sequence else "end_turn"
-    return {"stop_reason": reason, "stop_sequence": writer.stop_sequence or None}
+        return STOP_REASONS[writer.incomplete_reason]
+    if any(item["type"] == "function_call" for item in writer.items):
+        return "tool_use"
+    parts = [part for item in writer.items for part in item.get("content", ())]
+    if any(part["type"] == "refusal" for part in parts):
+        return "refusal"
+    if writer.stop_sequence:
+        return "stop_sequence"
+    return "end_turn"
 
 
 def format_usage(usage: ModelUsage) -> dict[str, Any]:

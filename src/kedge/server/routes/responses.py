@@ -69,7 +69,9 @@ async def create(request: Request) -> Any:
     run.reservation = reservation
     if log is not None:
         background.start(run, log)
-        return replay(log.read(-1)) if run.is_streamed else http.respond_encoded(run.snapshot())
+        if run.is_streamed:
+            return replay(log.read(-1))
+        return http.respond_encoded(run.snapshot())
     return await respond(request, run)
 
 
@@ -106,21 +108,21 @@ def _find_repeated(
     service: ServerState, body: Any, idempotency_key: str
 ) -> tuple[int, bytes] | None:
     """Return the node of the response to an earlier request with this key, and the response as JSON, or None."""
-    found = service.responses.find_repeated(idempotency_key)
-    if found is None:
+    earlier = service.responses.find_repeated(idempotency_key)
+    if earlier is None:
         return None
-    if found.is_expired:
-        service.responses.drop_idempotency_key(found.node)
+    if earlier.is_expired:
+        service.responses.drop_idempotency_key(earlier.node)
         return None
-    if found.body != encode(body):
+    if earlier.body != encode(body):
         raise errors.IDEMPOTENCY_KEY_REUSED()
-    if found.status in object_forms.UNFINISHED_STATUSES and not body.get("background"):
-        if service.claims is None or not service.claims.is_lost(found.node):
+    if earlier.status in object_forms.UNFINISHED_STATUSES and not body.get("background"):
+        if service.claims is None or not service.claims.is_lost(earlier.node):
             raise errors.IDEMPOTENCY_KEY_IN_USE()
         service.claims.fail_lost()
-    elif found.status not in {"failed", "cancelled"}:
-        return found.node, service.responses.read(found.node)
-    service.responses.drop_idempotency_key(found.node)
+    elif earlier.status not in {"failed", "cancelled"}:
+        return earlier.node, service.responses.read(earlier.node)
+    service.responses.drop_idempotency_key(earlier.node)
     return None
 
 
@@ -208,8 +210,9 @@ def _cancel_response(service: ServerState, request: Request) -> bytes:
 def list_input_items(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``GET /v1/responses/{id}/input_items`` with the complete resolved input, in pages."""
     http.check_include(request)
+    node, _, _ = _find_response(service, request)
     try:
-        items = service.nodes.list_input(_find_response(service, request)[0])
+        items = service.nodes.list_input(node)
     except LookupError:
         raise errors.RESPONSE_NOT_FOUND(id=request.path_params["id"]) from None
     return http.paginate(items, request.query_params)
@@ -284,15 +287,16 @@ async def _compact_items(service: ServerState, body: Any, model_input: ModelInpu
 def _find_response(service: ServerState, request: Request) -> tuple[int, str, bool]:
     """Return the node, the status, and whether it is in the background, of the response in the path of a request."""
     id: str = request.path_params["id"]
-    found = service.responses.find(id)
-    if found is None:
+    response = service.responses.find(id)
+    if response is None:
         raise errors.RESPONSE_NOT_FOUND(id=id)
-    return found
+    return response
 
 
 def _read_response(service: ServerState, request: Request) -> bytes:
     """Return the response in the path of a request as JSON."""
+    node, _, _ = _find_response(service, request)
     try:
-        return service.responses.read(_find_response(service, request)[0])
+        return service.responses.read(node)
     except LookupError:
         raise errors.RESPONSE_NOT_FOUND(id=request.path_params["id"]) from None

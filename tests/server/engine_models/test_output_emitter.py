@@ -16,7 +16,7 @@ from kedge.events import (
     ToolCallStarted,
     Usage,
 )
-from kedge.server.engine_models.items import OutputEmitter
+from kedge.server.engine_models.output_emitter import OutputEmitter
 from kedge.server.models import (
     ItemClosed,
     ItemDelta,
