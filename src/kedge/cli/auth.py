@@ -58,12 +58,14 @@ def add(
     if user == "":  # such as of an unset variable: it must not make an administrator
         raise click.UsageError("--user is empty; name a user, or use --admin")
 
-    token, secret = run_with_store(
-        lambda opened: TokenRegistry(opened).add(
-            name, user="" if admin else user, scopes=scopes or DEFAULT_SCOPES, **limits
-        ),
-        make=True,
-    )
+    if admin:
+        user = ""
+
+    async def work(opened: Store) -> tuple[AccessToken, str]:
+        registry = TokenRegistry(opened)
+        return await registry.add(name, user=user, scopes=scopes or DEFAULT_SCOPES, **limits)
+
+    token, secret = run_with_store(work, make=True)
     return Result({**_token_to_json(token), "token": secret}, partial(_print_secret, secret))
 
 
@@ -112,8 +114,8 @@ async def revoke(store: Store, name: str) -> Result:
     return Result({"name": name, "revoked": True}, f"{sanitize_text(name)}: revoked")
 
 
-for each in (add, list_tokens, revoke):
-    command.add_command(each)
+for subcommand in (add, list_tokens, revoke):
+    command.add_command(subcommand)
 
 
 def _token_to_json(token: AccessToken) -> dict[str, Any]:

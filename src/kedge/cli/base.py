@@ -16,8 +16,8 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import get_terminal_size
-from textwrap import wrap
-from typing import IO, Any, TypeVar, cast
+from textwrap import TextWrapper
+from typing import IO, Any, TextIO, TypeVar, cast
 
 import click
 
@@ -82,6 +82,9 @@ def find_hint(error: BaseException) -> str:
 
 
 COLUMN_GAP = "  "
+MIN_TERMINAL_WIDTH = 20
+MIN_LAST_COLUMN = 8
+"""The width below which the last column of a table is not truncated."""
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True, color: bool | None = None) -> None:
@@ -94,8 +97,11 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True, color: bool | No
         color: Whether to keep styles, instead of the choice by the output.
     """
     # The stream itself: without it, click writes UTF-8 where the output is ASCII.
-    file = sys.stderr if err else sys.stdout
-    click.echo(sanitize_styled(text), file=file, nl=nl, color=color)
+    click.echo(sanitize_styled(text), file=_get_stream(err), nl=nl, color=color)
+
+
+def _get_stream(err: bool) -> TextIO:
+    return sys.stderr if err else sys.stdout
 
 
 def wrap_text(text: str, *, indent: str = "", err: bool = False) -> str:
@@ -106,13 +112,20 @@ def wrap_text(text: str, *, indent: str = "", err: bool = False) -> str:
         indent: The prefix of the second and later parts of a line.
         err: Whether it is printed on standard error.
     """
-    width = _terminal_width(sys.stderr if err else sys.stdout)
+    width = _terminal_width(_get_stream(err))
     if not width:
         return text
-    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    options |= {"subsequent_indent": indent, "replace_whitespace": False, "drop_whitespace": True}
-    lines = [wrap(line, max(width, 20), **options) or [""] for line in text.split("\n")]
-    return "\n".join(part for line in lines for part in line)
+    wrapper = TextWrapper(
+        max(width, MIN_TERMINAL_WIDTH),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+    lines: list[str] = []
+    for line in text.split("\n"):
+        lines += wrapper.wrap(line) or [""]
+    return "\n".join(lines)
 
 
 def echo_json(value: Any) -> None:
@@ -148,13 +161,14 @@ def get_setting(name: str) -> SettingValue:
 
 def _encode_other(value: object) -> Any:
     """Return a value that ``json`` cannot encode as a dict if it is a mapping, or else as text."""
-    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else str(value)
+    if isinstance(value, Mapping):
+        return dict(cast("Mapping[str, Any]", value))
+    return str(value)
 
 
 def format_json(value: Any, *, to_stderr: bool = False, **options: Any) -> str:
     """Format a value as JSON; control characters, and others that the output cannot encode, are escaped."""
-    stream = sys.stderr if to_stderr else sys.stdout
-    is_utf8 = codecs.lookup(stream.encoding).name == "utf-8"
+    is_utf8 = codecs.lookup(_get_stream(to_stderr).encoding).name == "utf-8"
     return escape_json(json.dumps(value, ensure_ascii=not is_utf8, **options))
 
 
@@ -181,8 +195,8 @@ def _open_missing_streams() -> None:
     """Replace standard streams that the caller closed (as with ``>&-``) by ``/dev/null``."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            opened = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - until the end
-            setattr(sys, name, opened)
+            null = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - until the end
+            setattr(sys, name, null)
 
 
 def make_output_tolerant() -> None:
@@ -213,30 +227,35 @@ def print_table(
         width: The width of the terminal, instead of the actual one.
         right: The names of the columns that are aligned on the right; no cell of these is styled.
     """
-    listed = [list(headers), *([_format_cell(cell) for cell in row] for row in rows)]
-    plain = [[click.unstyle(cell) for cell in row] for row in listed]
-    widths = [max(map(len, column)) for column in zip(*plain, strict=True)]
+    styled_rows = [list(headers), *([_format_cell(cell) for cell in row] for row in rows)]
+    plain_rows = [[click.unstyle(cell) for cell in row] for row in styled_rows]
+    widths = [max(map(len, column)) for column in zip(*plain_rows, strict=True)]
     room = (width or _terminal_width()) - sum(widths[:-1]) - len(COLUMN_GAP) * (len(widths) - 1)
-    for number, (cells, texts) in enumerate(zip(listed, plain, strict=True)):
-        if number and 8 <= room < len(texts[-1]):
-            cells[-1] = texts[-1] = f"{texts[-1][: room - 1]}…"
-        gaps = [" " * (size - len(text)) for size, text in zip(widths, texts, strict=True)]
-        padded = [
-            gap + cell if name in right else cell + gap
-            for name, cell, gap in zip(headers, cells, gaps, strict=True)
-        ]
+
+    for number, (cells, texts) in enumerate(zip(styled_rows, plain_rows, strict=True)):
+        if number and MIN_LAST_COLUMN <= room < len(texts[-1]):
+            texts[-1] = f"{texts[-1][: room - 1]}…"
+            cells[-1] = texts[-1]
+        padded: list[str] = []
+        for name, cell, text, size in zip(headers, cells, texts, widths, strict=True):
+            gap = " " * (size - len(text))
+            padded.append(gap + cell if name in right else cell + gap)
         line = COLUMN_GAP.join(padded).rstrip()
-        echo(line if number else dim(line))
+        if number == 0:
+            line = dim(line)
+        echo(line)
 
 
 def _format_cell(value: object) -> str:
     """Return a cell in one line, as the output can encode it, so that its width is known."""
-    text = "" if value is None else " ".join(str(value).split())
+    if value is None:
+        return ""
+    text = " ".join(str(value).split())
     encoding = sys.stdout.encoding or "utf-8"  # a buffer has none
     return text.encode(encoding, "kedge").decode(encoding)
 
 
-def _terminal_width(stream: IO[str] | None = None) -> int:
+def _terminal_width(stream: TextIO | None = None) -> int:
     """Return the width of the terminal, or 0 if there is none."""
     if not (stream or sys.stdout).isatty():
         return 0
@@ -265,7 +284,8 @@ class CommandError(click.ClickException):
         super().__init__(format_error(error))
         self.error = error
         self.hint = " ".join(filter(None, (find_hint(error), advice)))
-        self.as_json, self.verbose = as_json, verbose
+        self.as_json = as_json
+        self.verbose = verbose
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print one line and a hint, with ``-v`` also the traceback."""
@@ -370,13 +390,15 @@ class Command(click.Command):
         if self.tolerant:
             return
         for name, similar in get_config(ctx).unknown_variables.items():
+            if not similar:
+                continue
             text = f"{name} is ignored: it is not a setting; did you mean {similar}?"
-            if similar and is_logged:
-                from kedge.observe import get_logger
-
-                get_logger(__name__).warning(text)
-            elif similar:
+            if not is_logged:
                 echo_note(text)
+                continue
+            from kedge.observe import get_logger
+
+            get_logger(__name__).warning(text)
 
 
 def discard_output() -> None:
@@ -411,10 +433,11 @@ def kedge_command(
     """Return a decorator that makes a command of a function, which may return a `Result` to print."""
 
     def wrap(function: Callable[..., Any]) -> Command:
-        created = click.command(name, cls=Command, **attributes)(function)
-        created.log_level, created.tolerant = log_level, tolerant
-        created.params += _COMMON_OPTIONS
-        return created
+        command = click.command(name, cls=Command, **attributes)(function)
+        command.log_level = log_level
+        command.tolerant = tolerant
+        command.params += _COMMON_OPTIONS
+        return command
 
     return wrap
 
@@ -427,21 +450,25 @@ def is_json(ctx: click.Context | None = None) -> bool:
 
 def setting_option(name: str, **attributes: Any) -> Callable[[F], F]:
     """Return an option for a setting, with the environment, the file and the default as fallbacks."""
-    known = SETTINGS[name]
+    setting = SETTINGS[name]
 
-    def find(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
-        found = find_setting(ctx, name, value)
-        ctx.meta.setdefault(SETTINGS_KEY, {})[name] = found
-        return found.value
+    def find(ctx: click.Context, _: click.Parameter, flag: Any) -> Any:
+        setting_value = find_setting(ctx, name, flag)
+        ctx.meta.setdefault(SETTINGS_KEY, {})[name] = setting_value
+        return setting_value.value
 
-    default = f"default: {known.default_text}; " if known.default_text else ""
-    text = f"{attributes.pop('help', known.help)}  [{default}{known.env}]"
-    flags = (f"{known.flag}/--no-{known.flag[2:]}",) if known.type is bool else (known.flag,)
+    sources = setting.env
+    if setting.default_text:
+        sources = f"default: {setting.default_text}; {sources}"
+    text = f"{attributes.pop('help', setting.help)}  [{sources}]"
+    flag_names = setting.flag
+    if setting.type is bool:
+        flag_names = f"{setting.flag}/--no-{setting.flag.removeprefix('--')}"
     return click.option(
-        *flags,
-        known.key,
+        flag_names,
+        setting.key,
         default=None,
-        type=_param_type(known),
+        type=_param_type(setting),
         callback=find,
         help=text,
         **attributes,
@@ -452,10 +479,10 @@ def section_options(section: str, **metavars: str) -> Callable[[F], F]:
     """Return the options of all settings of a section, with the names of some values in the help."""
 
     def add(function: F) -> F:
-        for known in reversed(tuple(SETTINGS.values())):
-            if known.section == section:
-                metavar = metavars.get(known.key)
-                function = setting_option(known.name, metavar=metavar)(function)
+        for setting in reversed(tuple(SETTINGS.values())):
+            if setting.section == section:
+                metavar = metavars.get(setting.key)
+                function = setting_option(setting.name, metavar=metavar)(function)
         return function
 
     return add
@@ -468,20 +495,25 @@ def default_option(name: str, default: Any, kind: Any, text: str, *names: str) -
 
 def repeated_option(name: str, key: str, metavar: str, text: str, *names: str) -> Callable[[F], F]:
     """Return an option that can be repeated; ``names`` are its other names."""
-    options: dict[str, Any] = {"multiple": True, "metavar": metavar, "help": f"{text} Repeatable."}
-    return click.option(name, *names, key, **options)
+    return click.option(
+        name, *names, key, multiple=True, metavar=metavar, help=f"{text} Repeatable."
+    )
 
 
 def _param_type(setting: Setting) -> Any:
     if setting.choices:
         return click.Choice(setting.choices, case_sensitive=False)
     if setting.type is int:
-        bounds = (setting.minimum, setting.maximum)
-        least, most = (None if bound is None else int(bound) for bound in bounds)
-        return click.IntRange(least, most)
+        return click.IntRange(_to_int(setting.minimum), _to_int(setting.maximum))
     if setting.type is float:
         return click.FloatRange(setting.minimum, setting.maximum)
     return setting.type
+
+
+def _to_int(bound: float | None) -> int | None:
+    if bound is None:
+        return None
+    return int(bound)
 
 
 def get_config(ctx: click.Context | None = None) -> Config:
@@ -497,14 +529,21 @@ def get_config(ctx: click.Context | None = None) -> Config:
 
 
 def find_setting(ctx: click.Context, name: str, flag: Any = None) -> SettingValue:
-    """Return the value of a setting for this call; ``flag`` is that of the option, if it was given."""
-    setting, config = SETTINGS[name], get_config(ctx)
+    """Return the value of a setting for this call; ``flag`` is the value of the option, if it was given."""
+    setting = SETTINGS[name]
+    config = get_config(ctx)
     try:
-        return config.find(name, None if flag is None else setting.check(flag, setting.flag))
+        if flag is None:
+            return config.find(name)
+        return config.find(name, setting.check(flag, setting.flag))
     except KedgeError as error:
         raise _command_error(ctx, error, SETTINGS_HINT) from error
 
 
 def _command_error(ctx: click.Context, error: Exception, advice: str = "") -> CommandError:
-    verbose, advice = bool(ctx.meta.get(VERBOSE_KEY)), advice or ctx.meta.get(ADVICE_KEY, "")
-    return CommandError(error, as_json=is_json(ctx), verbose=verbose, advice=advice)
+    return CommandError(
+        error,
+        as_json=is_json(ctx),
+        verbose=bool(ctx.meta.get(VERBOSE_KEY)),
+        advice=advice or ctx.meta.get(ADVICE_KEY, ""),
+    )

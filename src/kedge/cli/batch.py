@@ -114,18 +114,24 @@ def _show_progress() -> Generator[ProgressCallback]:
         task = bar.add_task("", total=None)
 
         def on_progress(progress: Progress) -> None:
-            text = f"{progress.failed} failed" if progress.failed else ""
-            bar.update(task, total=progress.total, completed=progress.done, description=text)
+            description = ""
+            if progress.failed:
+                description = f"{progress.failed} failed"
+            bar.update(task, total=progress.total, completed=progress.done, description=description)
 
         yield on_progress
 
 
 def _print_summary(summary: Summary, messages: Mapping[str, str]) -> None:
     """Print the totals, and the first message of each kind of error."""
-    skipped = f", {summary.skipped} finished before" if summary.skipped else ""
-    echo(f"{summary.completed} of {summary.total} completed, {summary.failed} failed{skipped}")
+    counts = f"{summary.completed} of {summary.total} completed, {summary.failed} failed"
+    if summary.skipped:
+        counts += f", {summary.skipped} finished before"
+    echo(counts)
     for kind, count in sorted(summary.errors.items()):
         echo(wrap_text(f"  {count} {kind}: {sanitize_text(messages[kind])}", indent="    "))
     tokens = f"{pluralize(summary.input_tokens, 'token')} in, {summary.output_tokens:,} out"
-    unpriced = f" ({summary.unpriced} without a price)" if summary.unpriced else ""
-    echo(dim(f"[{tokens}, ${summary.cost:.4f}{unpriced}, {summary.seconds:.1f} s]"))
+    cost = f"${summary.cost:.4f}"
+    if summary.unpriced:
+        cost += f" ({summary.unpriced} without a price)"
+    echo(dim(f"[{tokens}, {cost}, {summary.seconds:.1f} s]"))

@@ -131,15 +131,14 @@ def read_messages(
         completions: The texts that Tab completes.
         remember: Whether messages are stored in the input history.
     """
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    source = (
-        _read_terminal(runner, completions, remember=remember)
-        if is_terminal
-        else _read_lines(show_lines=show_lines)
-    )
-    for message in source:
-        if text := message.strip():
-            yield text
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        lines = _read_terminal(runner, completions, remember=remember)
+    else:
+        lines = _read_lines(show_lines=show_lines)
+    for line in lines:
+        message = line.strip()
+        if message:
+            yield message
 
 
 def attach_file(source: str) -> "Part":
@@ -153,18 +152,34 @@ def attach_file(source: str) -> "Part":
     Raises:
         InvalidTurn: If the file cannot be read, is too large, or is neither text nor of a known type.
     """
-    from kedge.turns import TextPart, attachments, file, image
+    from kedge.turns import attachments
 
     if source.startswith(("https://", "http://")):
-        media_type, _ = mimetypes.guess_type(source.partition("?")[0])
-        return image(source) if (media_type or "").startswith("image/") else file(source)
-    path, most = Path(source).expanduser(), attachments.MAX_FILE_BYTES
+        return _attach_url(source)
+    most = attachments.MAX_FILE_BYTES
     if source == "-":
-        path, content = Path("standard input"), sys.stdin.buffer.read(most + 1)
+        path = Path("standard input")
+        content = sys.stdin.buffer.read(most + 1)
     else:
+        path = Path(source).expanduser()
         content = attachments.read_file(path)
     if len(content) > most:
         raise InvalidTurn(f"{path} has more than {most:,} bytes")
+    return _make_part(path, content)
+
+
+def _attach_url(url: str) -> "Part":
+    from kedge.turns import file, image
+
+    media_type, _ = mimetypes.guess_type(url.partition("?")[0])
+    if media_type and media_type.startswith("image/"):
+        return image(url)
+    return file(url)
+
+
+def _make_part(path: Path, content: bytes) -> "Part":
+    from kedge.turns import TextPart, attachments, file, image
+
     named_type, _ = mimetypes.guess_type(path.name, strict=False)
     media_type = attachments.detect_media_type(content) or named_type or ""
     if media_type.startswith("image/") and media_type != "image/svg+xml":
@@ -180,9 +195,10 @@ def attach_file(source: str) -> "Part":
 
 def _read_lines(*, show_lines: bool) -> Iterator[str]:
     is_terminal = sys.stdin.isatty()
+    prompt = "> " if is_terminal else ""
     while True:
         try:
-            line = input("> " if is_terminal else "")
+            line = input(prompt)
         except EOFError:
             return
         except KeyboardInterrupt:
@@ -201,10 +217,13 @@ def _read_terminal(
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import InMemoryHistory
 
+    history = InMemoryHistory()
+    if remember:
+        history = _open_history()
     prompt = PromptSession[str](
         multiline=True,
         prompt_continuation="  ",
-        history=_open_history() if remember else InMemoryHistory(),
+        history=history,
         completer=WordCompleter([*completions], sentence=True),
         complete_while_typing=False,
         reserve_space_for_menu=0,
@@ -265,5 +284,6 @@ def _open_history() -> "History":
         ensure_private_file(path)
     except OSError:
         return InMemoryHistory()
-    is_usable = os.access(path, os.R_OK | os.W_OK)
-    return PrivateHistory(str(path)) if is_usable else InMemoryHistory()
+    if not os.access(path, os.R_OK | os.W_OK):
+        return InMemoryHistory()
+    return PrivateHistory(str(path))

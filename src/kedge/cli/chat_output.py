@@ -111,9 +111,12 @@ class TurnNotes:
             iter_notes,
         )
 
-        lines = [*self.lines, *([f"[{self.reasoning}]"] if self.reasoning else [])]
+        lines = list(self.lines)
+        if self.reasoning:
+            lines.append(f"[{self.reasoning}]")
         for record in records:
-            lines += [format_headline(record), *(f"  {note}" for note in iter_notes(record))]
+            lines.append(format_headline(record))
+            lines += [f"  {note}" for note in iter_notes(record)]
             lines += [f"  Not used: {rejected.words}" for rejected in record.rejected]
         return sanitize_text("\n".join(lines)) or "there is no answer to explain yet"
 
@@ -164,7 +167,8 @@ class TextOutput:
         """Print a line that is not part of the answer."""
         self.stop()
         line = wrap_text(line, err=self.err)
-        echo(click.style(line, fg="yellow") if warn else dim(line), err=self.err)
+        styled = click.style(line, fg="yellow") if warn else dim(line)
+        echo(styled, err=self.err)
 
     def stop(self) -> None:
         """End the current line."""
@@ -178,8 +182,9 @@ class TextOutput:
 
     def show_output(self, command: str, text: str) -> None:
         """Print the output; the lines of a tree or of a list are not wrapped."""
-        is_list = command in ("/tree", "/show")
-        echo(text if is_list else wrap_text(text, err=self.err), err=self.err)
+        if command not in ("/tree", "/show"):
+            text = wrap_text(text, err=self.err)
+        echo(text, err=self.err)
 
     def show_error(self, error: KedgeError) -> None:
         """Print one line and a hint on standard error."""
@@ -230,7 +235,7 @@ class JsonOutput:
         from kedge.web.shapes import shape_reply, shape_request
 
         report = shape_reply(reply).model_dump(mode="json", exclude={"plan"})
-        report["requests"] = [shape_request(each).model_dump(mode="json") for each in records]
+        report["requests"] = [shape_request(record).model_dump(mode="json") for record in records]
         if self._is_typed:
             report["output"] = reply.output
         echo(format_json(report))
@@ -272,17 +277,18 @@ def format_status(records: Records, notes: TurnNotes) -> str:
     if not records:
         return "[nothing sent]"
     last = records[-1]
-    sent = sum(each.sent_blocks for each in records)
-    full = sum(each.full_blocks for each in records)
-    sent_bytes = sum(each.sent_bytes for each in records)
-    full_bytes = sum(each.full_bytes for each in records)
+    sent = sum(record.sent_blocks for record in records)
+    full = sum(record.full_blocks for record in records)
+    sent_bytes = sum(record.sent_bytes for record in records)
+    full_bytes = sum(record.full_bytes for record in records)
     parts = [
         _name_request(last),
         f"sent {sent} of {pluralize(full, 'block')}",
         f"{format_size(sent_bytes)} of {format_size(full_bytes)}",
-        *([f"{len(records)} requests"] if len(records) > 1 else []),
-        *notes.summarize(),
     ]
+    if len(records) > 1:
+        parts.append(f"{len(records)} requests")
+    parts += notes.summarize()
     if notes.has_forgotten:
         parts.insert(0, FORGOTTEN_TEXT)
     return f"[{', '.join(parts)}]"
@@ -320,11 +326,14 @@ _FENCE = re.compile(r"^\s{0,3}(`{3,}|~{3,})")
 
 def split_settled(text: str) -> tuple[str, str]:
     """Split a growing text into the part that can no longer change and the rest."""
-    fence, end, position = "", 0, 0
+    fence = ""
+    end = 0
+    position = 0
     for line in text.splitlines(keepends=True):
         position += len(line)
-        if found := _FENCE.match(line):
-            mark = found[1]
+        fence_match = _FENCE.match(line)
+        if fence_match is not None:
+            mark = fence_match[1]
             if not fence:
                 fence = mark
             elif mark[0] == fence[0] and len(mark) >= len(fence):
@@ -347,7 +356,9 @@ def to_renderable(text: str, max_work: int = MAX_MARKDOWN_WORK) -> "Markdown | T
 
     if estimate_markdown_work(text) <= max_work:
         return Markdown(text)
-    return Text(text if max_work == MAX_MARKDOWN_WORK else text[-MAX_LIVE_CHARS:])
+    if max_work < MAX_MARKDOWN_WORK:
+        return Text(text[-MAX_LIVE_CHARS:])
+    return Text(text)
 
 
 class MarkdownOutput(TextOutput):
@@ -378,7 +389,8 @@ class MarkdownOutput(TextOutput):
         """Draw a piece of the answer."""
         done, self._rest = split_settled(self._rest + sanitize_text(delta))
         if estimate_markdown_work(self._rest) > MAX_MARKDOWN_WORK:
-            done, self._rest = done + self._rest, ""
+            done += self._rest
+            self._rest = ""
         if done.strip():
             self._erase()
             self._console.print(to_renderable(done))

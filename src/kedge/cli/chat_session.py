@@ -117,7 +117,7 @@ def run_chat(options: ChatOptions) -> None:
 async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSession":
     attached = [_load_attachment(source) for source in options.attachments]
     store, is_saved = await _open_store(options, stack)
-    row = await lookup_conversation(store, options.name) if options.name else None
+    row = await lookup_conversation(store, options.name)
     model = await resolve_model(store, row, options.model)
     if options.trace and not _has_exporter():
         echo_note(NO_EXPORTER_MESSAGE)
@@ -125,10 +125,12 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     boxes = await stack.enter_async_context(open_mcp_servers(options.mcp_servers))
     settings: dict[str, Any] = {
         "tools": [*functions, *boxes] or create_default_tools(),
-        "approve": ask_approval if options.approve else None,
         "system": options.system,
-        "middleware": [tracing(agent=options.name)] if options.trace else [],
     }
+    if options.approve:
+        settings["approve"] = ask_approval
+    if options.trace:
+        settings["middleware"] = [tracing(agent=options.name)]
     is_new = row is None
     if row is None and options.name:
         row, is_new = await store.create_titled(options.name, data=model_data(model))
@@ -212,8 +214,8 @@ def slash_command(usage: str) -> Callable[[F], F]:
 
     def add(method: F) -> F:
         line = (method.__doc__ or "").rstrip(".")
-        known = SlashCommand(usage, f"{line[:1].lower()}{line[1:]}", method)
-        SLASH_COMMANDS[usage.partition(" ")[0]] = known
+        name, _, _ = usage.partition(" ")
+        SLASH_COMMANDS[name] = SlashCommand(usage, f"{line[:1].lower()}{line[1:]}", method)
         return method
 
     return add
@@ -236,8 +238,10 @@ class ChatSession:
     failed: bool = False
 
     def __post_init__(self) -> None:
-        mode, schema_file = self.chat_options.mode, self.chat_options.schema_file
-        self.send_options: dict[str, Any] = {"mode": mode} if mode else {}
+        schema_file = self.chat_options.schema_file
+        self.send_options: dict[str, Any] = {}
+        if self.chat_options.mode:
+            self.send_options["mode"] = self.chat_options.mode
         if schema_file:
             self.send_options["output"] = load_schema_file(schema_file)
         self.output: ChatOutput = create_output(
@@ -248,13 +252,15 @@ class ChatSession:
 
     def format_greeting(self) -> str:
         """Return the first lines on a terminal."""
+        model = f"Model: {mask_url(self.model)}"
         count = len(self.conversation.turn)
-        blocks = f", {pluralize(count, 'block')} so far" if count else ""
+        if count:
+            model += f", {pluralize(count, 'block')} so far"
         saved = "Not saved; /save NAME saves it."
         if self.is_saved:
             saved = f"Saved as {self._short_name()}; /save NAME renames it."
         lines = [
-            f"Model: {mask_url(self.model)}{blocks}. {saved}",
+            f"{model}. {saved}",
             "/help lists commands, Alt+Enter starts a new line, Ctrl-D ends the chat.",
         ]
         if self.model.partition(":")[0] == "practice":
@@ -277,19 +283,24 @@ class ChatSession:
         """Return the message of the options, or read lines until the input ends."""
         if self.chat_options.message:
             return [self.chat_options.message]
-        show_lines, remember = not (is_json() or self.chat_options.schema_file), self.is_saved
+        is_transcript = not (is_json() or self.chat_options.schema_file)
         return read_messages(
-            runner, show_lines=show_lines, completions=tuple(SLASH_COMMANDS), remember=remember
+            runner,
+            show_lines=is_transcript,
+            completions=tuple(SLASH_COMMANDS),
+            remember=self.is_saved,
         )
 
     def handle_line(self, line: str, runner: asyncio.Runner, *, is_command: bool) -> None:
         """Handle one input line; errors are shown and do not end the chat."""
+        handle = self._run_command if is_command else self._send
         try:
-            runner.run(self._run_command(line) if is_command else self._send(line))
+            runner.run(handle(line))
         except KeyboardInterrupt:
             self.output.stop()
             if self.chat_options.message:
-                self.output.show_interrupt(INTERRUPTED_MESSAGE if self.is_saved else "interrupted")
+                note = INTERRUPTED_MESSAGE if self.is_saved else "interrupted"
+                self.output.show_interrupt(note)
                 raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE) from None
             self.output.show_interrupt(f"{INTERRUPTED_MESSAGE}. /resume asks again")
         except KedgeError as error:
@@ -306,8 +317,10 @@ class ChatSession:
         await self.conversation.aclose()
 
     async def _send(self, text: str) -> None:
-        attached, self.attached = self.attached, []
-        message = user([text, *attached]) if attached else text
+        message = user(text)
+        if self.attached:
+            message = user([text, *self.attached])
+            self.attached = []
         await self._show_turn(self.conversation.stream(message, **self.send_options))
 
     async def _show_turn(self, turn: ConversationStream[Any]) -> None:
@@ -322,25 +335,29 @@ class ChatSession:
             loading_listener.reset(listener)
         self.output.stop()
         reply = stream.reply
-        self.sent = () if reply.stored else reply.requests
+        if not reply.stored:
+            self.sent = reply.requests
         self.output.show_end(reply, self.sent)
 
     async def _run_command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
-        found = SLASH_COMMANDS.get(name)
-        if found is None:
+        command = SLASH_COMMANDS.get(name)
+        if command is None:
             self.output.show_output(name, f"unknown command {name}; /help lists the commands")
             return
-        text = await found.run(self, rest.strip())
+        text = await command.run(self, rest.strip())
         if text:
             self.output.show_output(name, text)
 
     @slash_command("/plan [TEXT]")
     async def plan(self, text: str) -> str:
         """Show what the next request would send, and why."""
-        messages = [user([text, *self.attached])] if text else []
+        messages: list[UserBlock] = []
+        if text:
+            messages.append(user([text, *self.attached]))
         options: dict[str, Any] = {"streaming": True, **self.send_options}
-        return (await self.conversation.probe_and_plan(*messages, **options)).explain()
+        plan = await self.conversation.probe_and_plan(*messages, **options)
+        return plan.explain()
 
     @slash_command("/why")
     async def why(self, _: str) -> str:
@@ -383,8 +400,8 @@ class ChatSession:
             return f"usage: /save NAME; {self.format_greeting().splitlines()[0]}"
         if not self.is_saved:
             await self._move_to_store()
-        known = await lookup_conversation(self.store, title)
-        if known is not None and known.id != self.conversation.id:
+        titled = await lookup_conversation(self.store, title)
+        if titled is not None and titled.id != self.conversation.id:
             return f"there is already a conversation {title!r}; choose another name"
         await self.conversation.rename(title)
         self.is_new = False
@@ -393,18 +410,21 @@ class ChatSession:
     async def _move_to_store(self) -> None:
         """Copy a conversation in memory to the user's store and continue there."""
         lines = await self.conversation.export()
-        opened = use_store(make=True, connects=True)
-        self.store = await self.stack.enter_async_context(opened)
+        store = use_store(make=True, connects=True)
+        self.store = await self.stack.enter_async_context(store)
         (row,) = await self.store.import_(lines)
         await self._reopen(row.id, self.model)
-        self.is_saved, self.is_new = True, False
+        self.is_saved = True
+        self.is_new = False
 
     async def _reopen(self, name: str, model: str) -> None:
         """Continue in a conversation of the store with a model."""
-        old, options = self.conversation, self.settings
-        self.conversation = await Conversation.open(model, store=self.store, id=name, **options)
+        closed = self.conversation
+        self.conversation = await Conversation.open(
+            model, store=self.store, id=name, **self.settings
+        )
         self.model = model
-        await old.aclose()
+        await closed.aclose()
 
     @slash_command("/editor [TEXT]")
     async def edit_message(self, text: str) -> str:
@@ -420,10 +440,11 @@ class ChatSession:
         """Replace your last message and ask again."""
         if not text:
             return "usage: /edit TEXT, with the new text of your last message"
-        blocks = self.conversation.turn.blocks
-        question = next((each for each in reversed(blocks) if isinstance(each, UserBlock)), None)
+        messages = [b for b in self.conversation.turn.blocks if isinstance(b, UserBlock)]
         await self.conversation.undo()
-        self.attached = [*(question.parts[1:] if question else ()), *self.attached]
+        if messages:
+            _, *attachments = messages[-1].parts
+            self.attached = [*attachments, *self.attached]
         await self._send(text)
         return ""
 
@@ -469,7 +490,9 @@ class ChatSession:
     async def help(self, _: str) -> str:
         """List the commands."""
         return "\n".join(
-            f"{each.usage:<15} {each.help}" for each in SLASH_COMMANDS.values() if each.help
+            f"{command.usage:<15} {command.help}"
+            for command in SLASH_COMMANDS.values()
+            if command.help
         )
 
     @slash_command("/quit")

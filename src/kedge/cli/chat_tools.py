@@ -3,7 +3,7 @@
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, tzinfo
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,17 +48,21 @@ async def ask_approval(call: "ToolCallBlock") -> "Decision":
         return Deny("there is no terminal at which it could be approved")
     echo(f"\n{format_approval(call.name, call.arguments)} [y/N]: ", nl=False, err=True)
     line = await _read_line()
-    return Allow() if line.strip().lower() in ("y", "yes") else Deny("the user denied it")
+    if line.strip().lower() in ("y", "yes"):
+        return Allow()
+    return Deny("the user denied it")
 
 
 def format_approval(name: str, arguments: str) -> str:
     """Return the question about a call; the name is at its end, where no argument can move it out of sight."""
-    shown = escape_text(arguments[:MAX_SHOWN_ARGUMENTS])
-    shown_name = escape_text(name[:MAX_SHOWN_NAME])
+    shown_arguments = escape_text(arguments[:MAX_SHOWN_ARGUMENTS])
     hidden = len(arguments) - MAX_SHOWN_ARGUMENTS
-    more = f"… ({hidden:,} more characters are hidden)" if hidden > 0 else ""
-    cut = "…" if len(name) > MAX_SHOWN_NAME else ""
-    return f"Arguments: {shown}{more}\nRun {shown_name}{cut}?"
+    if hidden > 0:
+        shown_arguments += f"… ({hidden:,} more characters are hidden)"
+    shown_name = escape_text(name[:MAX_SHOWN_NAME])
+    if len(name) > MAX_SHOWN_NAME:
+        shown_name += "…"
+    return f"Arguments: {shown_arguments}\nRun {shown_name}?"
 
 
 async def _read_line() -> str:
@@ -92,7 +96,9 @@ def clock(zone: str = "UTC") -> str:
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
     try:
-        timezone = UTC if zone.upper() == "UTC" else ZoneInfo(zone)
+        timezone: tzinfo = UTC
+        if zone.upper() != "UTC":
+            timezone = ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, AttributeError):
         raise ToolFailed(f"unknown time zone {zone!r}; use a name such as Europe/Paris") from None
     return datetime.now(timezone).isoformat(timespec="seconds")
@@ -132,8 +138,11 @@ def create_default_tools() -> "list[Tool[..., Any]]":
     """
     from kedge.tools import tool
 
-    forms: dict[Callable[..., Any], dict[str, Any]] = {
-        clock: CLOCK_PARAMETERS,
-        days_between: DAYS_BETWEEN_PARAMETERS,
-    }
-    return [tool(each, description=each.__doc__ or "", parameters=forms[each]) for each in forms]
+    return [
+        tool(clock, description=clock.__doc__ or "", parameters=CLOCK_PARAMETERS),
+        tool(
+            days_between,
+            description=days_between.__doc__ or "",
+            parameters=DAYS_BETWEEN_PARAMETERS,
+        ),
+    ]

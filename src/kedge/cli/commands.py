@@ -91,7 +91,9 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of a command."""
-        return load_command(cmd_name) if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        return load_command(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -99,11 +101,7 @@ class LazyGroup(click.Group):
         """Find the command, or suggest the most similar one."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
-            from kedge.errors import find_similar
-
-            similar = SYNONYMS.get(name) or find_similar(name, COMMANDS)
-            hint = f"did you mean {similar}?" if similar else "'kedge --help' lists the commands"
-            ctx.fail(f"there is no command {name!r}; {hint}")
+            ctx.fail(f"there is no command {name!r}; {_suggest_command(name)}")
         ctx.invoked_subcommand = name
         return super().resolve_command(ctx, args)
 
@@ -112,8 +110,10 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            hint = " Run the same command again to continue." * (ctx.invoked_subcommand == "batch")
-            click.echo(f"Interrupted.{hint}", err=True)
+            note = "Interrupted."
+            if ctx.invoked_subcommand == "batch":
+                note += " Run the same command again to continue."
+            click.echo(note, err=True)
             raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE) from None
 
     def main(self, *args: Any, **options: Any) -> Any:
@@ -134,17 +134,29 @@ class LazyGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the name of a command without importing any."""
-        found = [
+        names = [
             CompletionItem(name, help=line)
             for name, line in COMMANDS.items()
             if name.startswith(incomplete)
         ]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
+        return names + click.Command.shell_complete(self, ctx, incomplete)
+
+
+def _suggest_command(name: str) -> str:
+    """Return advice about an unknown command: the most similar one, or the list."""
+    from kedge.errors import find_similar
+
+    similar = SYNONYMS.get(name) or find_similar(name, COMMANDS)
+    if similar:
+        return f"did you mean {similar}?"
+    return "'kedge --help' lists the commands"
 
 
 def choose_color() -> bool | None:
     """Return False if ``NO_COLOR`` disables color, else None: click disables it outside of terminals."""
-    return False if os.environ.get("NO_COLOR") else None
+    if os.environ.get("NO_COLOR"):
+        return False
+    return None
 
 
 @click.group("kedge", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -168,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         group.main(arguments)
     except SystemExit as end:
         # A function in a thread of anyio, which ends its idle threads, is still running.
-        is_blocked = any(each.name.startswith("AnyIO") for each in threading.enumerate())
+        is_blocked = any(thread.name.startswith("AnyIO") for thread in threading.enumerate())
         if end.code == INTERRUPTED_EXIT_CODE and is_blocked:
             with suppress(OSError):
                 sys.stdout.flush()

@@ -24,7 +24,7 @@ from kedge.cli.store_options import (
 )
 from kedge.conversation.lookup import find_redo_target, find_undo_target
 from kedge.planning.anchors import MODES
-from kedge.store import ConversationRow, Hit, Store
+from kedge.store import ConversationRow, Hit, Node, Store
 from kedge.store.search import SearchRole
 from kedge.store.summaries import LIST_FILTERS, LIST_ORDERS, list_summaries
 from kedge.web.shapes import ConversationShape, overview_status, shape_overview
@@ -53,14 +53,15 @@ async def command(store: Store, archived: bool, **filters: Any) -> Result:
     """List the conversations in the store, the most recently changed first."""
     if archived and filters["show"] == "active":
         filters["show"] = "all"
-    found, _ = await list_summaries(store, **filters)
-    if found:
+    summaries, _ = await list_summaries(store, **filters)
+    if summaries:
         now = time.time()
-        shapes = [shape_overview(each, overview_status(each, now)) for each in found]
-        rows = [each.model_dump(mode="json") for each in shapes]
+        shapes = [shape_overview(summary, overview_status(summary, now)) for summary in summaries]
+        rows = [shape.model_dump(mode="json") for shape in shapes]
         return Result(rows, lambda: _print_rows(rows))
-    has_any = await store.conversations(archived=None, limit=1)
-    return Result([], NO_MATCHES if has_any else NO_CONVERSATIONS)
+    if await store.conversations(archived=None, limit=1):
+        return Result([], NO_MATCHES)
+    return Result([], NO_CONVERSATIONS)
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
@@ -82,9 +83,12 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
 def _format_marks(row: dict[str, Any]) -> str:
     marks = [f"#{sanitize_text(tag)}" for tag in row["tags"]]
-    marks += ["(archived)"] if row["archived"] else []
-    marks += [f"(fork of {shorten_id(row['forked_from'])})"] if row["forked_from"] else []
-    marks += [f"({row['failed']} failed)"] if row["failed"] else []
+    if row["archived"]:
+        marks.append("(archived)")
+    if row["forked_from"]:
+        marks.append(f"(fork of {shorten_id(row['forked_from'])})")
+    if row["failed"]:
+        marks.append(f"({row['failed']} failed)")
     return "".join(f" {mark}" for mark in marks)
 
 
@@ -110,10 +114,12 @@ async def search_command(store: Store, words: tuple[str, ...], **filters: Any) -
     if not "".join(words).strip():
         raise click.UsageError("give at least one word")
     hits = await store.search(" ".join(words), **filters)
-    names = {hit.conversation for hit in hits}
-    titles = {name: (await store.conversation(name)).title for name in names}
+    if not hits:
+        return Result([], "No matches.")
+    ids = {hit.conversation for hit in hits}
+    titles = {row_id: (await store.conversation(row_id)).title for row_id in ids}
     values = [{**structs.asdict(hit), "title": titles[hit.conversation]} for hit in hits]
-    return Result(values, (lambda: _print_hits(hits, titles)) if hits else "No matches.")
+    return Result(values, lambda: _print_hits(hits, titles))
 
 
 def _print_hits(hits: list[Hit], titles: dict[str, str]) -> None:
@@ -158,8 +164,10 @@ async def tag_command(
     """Add TAGS to CONVERSATION, or remove them; 'kedge conversations --tag' lists by tag."""
 
     def change(row: ConversationRow) -> dict[str, Any]:
-        others = [tag for tag in row.tags if tag not in tags]
-        return {"tags": others if remove else [*others, *tags]}
+        changed = [tag for tag in row.tags if tag not in tags]
+        if not remove:
+            changed += tags
+        return {"tags": changed}
 
     row = await store.update_with(row, change)
     return _to_change(row, ", ".join(f"#{sanitize_text(tag)}" for tag in row.tags) or "no tags")
@@ -189,8 +197,10 @@ async def archive_command(store: Store, row: ConversationRow, restore: bool) -> 
 )
 async def settings_command(store: Store, row: ConversationRow, **options: Any) -> Result:
     """Show the settings that are stored with CONVERSATION, after changing those that are given."""
-    given = {name: value for name, value in options.items() if value is not None}
-    changes = {name: None if value == DEFAULT else value for name, value in given.items()}
+    changes = {name: value for name, value in options.items() if value is not None}
+    for name, value in changes.items():
+        if value == DEFAULT:
+            changes[name] = None
     if changes:
         row = await store.update_with(row, lambda _: changes)
     settings = {
@@ -201,27 +211,27 @@ async def settings_command(store: Store, row: ConversationRow, **options: Any) -
     return _to_change(row, ", ".join(f"{name} {value}" for name, value in settings.items()))
 
 
-async def _move_head(store: Store, row: ConversationRow, *, back: bool) -> Result:
-    find = find_undo_target if back else find_redo_target
-    node = await find(store, row, row.head)
+async def _move_head(store: Store, row: ConversationRow, node: Node, direction: str) -> Result:
     await store.move_head(row, node, head=row.head)
-    position = f"node {node.id}, {pluralize(node.length, 'block')}"
     moved = await store.conversation(row.id)
-    return _to_change(moved, f"{'back' if back else 'forward'} at {position}")
+    blocks = pluralize(node.length, "block")
+    return _to_change(moved, f"{direction} at node {node.id}, {blocks}")
 
 
 @kedge_command("undo")
 @with_conversation
 async def undo_command(store: Store, row: ConversationRow) -> Result:
     """Go back to before the last message or edit of CONVERSATION; it remains in the tree."""
-    return await _move_head(store, row, back=True)
+    node = await find_undo_target(store, row, row.head)
+    return await _move_head(store, row, node, "back")
 
 
 @kedge_command("redo")
 @with_conversation
 async def redo_command(store: Store, row: ConversationRow) -> Result:
     """Go forward to the newest message below the head of CONVERSATION, with its answer."""
-    return await _move_head(store, row, back=False)
+    node = await find_redo_target(store, row, row.head)
+    return await _move_head(store, row, node, "forward")
 
 
 @kedge_command("fork")

@@ -97,22 +97,40 @@ def check_versions() -> Iterator[Check]:
     machine = f"{platform.system()} {platform.machine()}"
     yield Check("python", "ok", f"{platform.python_version()} on {machine}")
     yield Check("kedge", "ok", kedge.__version__)
+    yield run_check("packages", _check_packages)
+    yield _check_extras()
+
+
+def _check_packages() -> str:
+    """Check that the packages are installed that Kedge needs."""
     versions = {name: _package_version(name) for name in _list_required()}
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     missing = [name for name, version in versions.items() if not version]
-    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    advice = f"Reinstall Kedge: {', '.join(missing)} missing." if missing else ""
-    yield Check("packages", "wrong" if missing else "ok", found, advice)
-    extras = {extra: (_package_version(name), name, use) for extra, (name, use) in EXTRAS.items()}
-    installed = [f"{extra} ({name} {found})" for extra, (found, name, _) in extras.items() if found]
-    absent = [f"{extra} ({use})" for extra, (found, _, use) in extras.items() if not found]
-    hint = f"pip install 'kedge-llm[…]' for: {', '.join(absent)}." if absent else ""
-    yield Check("extras", "ok", ", ".join(installed) or "none", hint)
+    if missing:
+        raise CheckFailed(installed, f"Reinstall Kedge: {', '.join(missing)} missing.")
+    return installed
+
+
+def _check_extras() -> Check:
+    """Show which extras are installed, and what the others are for."""
+    installed: list[str] = []
+    absent: list[str] = []
+    for extra, (name, use) in EXTRAS.items():
+        version = _package_version(name)
+        if version:
+            installed.append(f"{extra} ({name} {version})")
+        else:
+            absent.append(f"{extra} ({use})")
+    advice = ""
+    if absent:
+        advice = f"pip install 'kedge-llm[…]' for: {', '.join(absent)}."
+    return Check("extras", "ok", ", ".join(installed) or "none", advice)
 
 
 def _list_required() -> list[str]:
     """Return the packages that Kedge needs without extras."""
-    required = [each for each in metadata.requires("kedge-llm") or () if "extra ==" not in each]
-    return [re.split(r"[^\w-]", each)[0] for each in required]
+    requirements = metadata.requires("kedge-llm") or ()
+    return [re.split(r"[^\w-]", line)[0] for line in requirements if "extra ==" not in line]
 
 
 def _package_version(name: str) -> str:
@@ -163,7 +181,9 @@ def _check_environment(config: Config) -> Iterator[Check]:
         except InvalidSetting as error:
             yield Check("environment", "wrong", str(error), "Correct it or unset it.")
     for name, similar in config.unknown_variables.items():
-        advice = f"Did you mean {similar}?" if similar else "'kedge config' lists the variables."
+        advice = "'kedge config' lists the variables."
+        if similar:
+            advice = f"Did you mean {similar}?"
         yield Check("environment", "note", f"{name} is ignored: it is not a setting", advice)
 
 
@@ -178,14 +198,18 @@ def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:
     if not any(keys.values()):
         advice = f"To use other models than the built-in one, set one of {', '.join(keys)}."
         yield Check("keys", "note", "none set; the practice model needs none", advice)
-    if word := read_variable(CHAINING_VARIABLE, environ)[:100]:
-        if is_chaining_enabled(environ):
-            yield Check(CHAINING_VARIABLE, "ok", f"chaining is enabled: the value is {word!r}")
-        else:
-            found = f"chaining is disabled: the value is {word!r}"
-            yield Check(
-                CHAINING_VARIABLE, "note", found, "Unset it or set it to 1 to enable chaining."
-            )
+    word = read_variable(CHAINING_VARIABLE, environ)[:100]
+    if not word:
+        return
+    if is_chaining_enabled(environ):
+        yield Check(CHAINING_VARIABLE, "ok", f"chaining is enabled: the value is {word!r}")
+        return
+    yield Check(
+        CHAINING_VARIABLE,
+        "note",
+        f"chaining is disabled: the value is {word!r}",
+        "Unset it or set it to 1 to enable chaining.",
+    )
 
 
 def _check_key(key: str, serves: str) -> str:
@@ -198,15 +222,21 @@ def check_databases(config: Config) -> Iterator[Check]:
     """Check the folders, the server's database and the store."""
     address = store_url(config["store"], create=False)
     file = store_file(address)
-    folders = {data_dir().absolute(), *([file.absolute().parent] if file else [])}
+    folders = {data_dir().absolute()}
+    if file:
+        folders.add(file.absolute().parent)
     for folder in sorted(folders):
         yield run_check("folder", check_folder, folder)
     db = config["serve.db"] or str(data_dir() / "server.db")
     yield run_check("server.db", check_server_database, db)
-    found = run_check("store", check_store, address)
-    yield found
-    if found.state == "ok" and (file is None or file.exists()):
-        yield from check_servers(f"{address}?mode=ro" if file else address)
+    store_check = run_check("store", check_store, address)
+    yield store_check
+    if store_check.state != "ok":
+        return
+    if file is None:
+        yield from check_servers(address)
+    elif file.exists():
+        yield from check_servers(f"{address}?mode=ro")
 
 
 def check_store(address: str) -> str:
@@ -214,12 +244,13 @@ def check_store(address: str) -> str:
     from kedge.store.open import SCHEMA, read_schema_version
 
     file = store_file(address)
-    folder = file.absolute().parent if file else data_dir().absolute()
-    if not folder.exists() and folder != data_dir().absolute():
-        raise CheckFailed(
-            f"{file} cannot be created: its folder does not exist",
-            f"Create the folder {folder}, or use another file.",
-        )
+    if file:
+        folder = file.absolute().parent
+        if not folder.exists() and folder != data_dir().absolute():
+            raise CheckFailed(
+                f"{file} cannot be created: its folder does not exist",
+                f"Create the folder {folder}, or use another file.",
+            )
     return check_database(address, file, SCHEMA, read_schema_version)
 
 
@@ -228,11 +259,13 @@ def check_server_database(db: str) -> str:
     from kedge.server.storage.database import SCHEMA, parse_sqlite_address, read_schema_version
     from kedge.store.database.postgres import is_postgresql
 
+    if is_postgresql(db):
+        return check_database(db, None, SCHEMA, read_schema_version)
     try:
-        file = None if is_postgresql(db) else Path(parse_sqlite_address(db))
+        file = Path(parse_sqlite_address(db))
     except CannotServe as error:
         raise CheckFailed(f"{mask_url(db)} cannot be opened: {error}", CONNECT_ADVICE) from None
-    return check_database(store_url(str(file)) if file else db, file, SCHEMA, read_schema_version)
+    return check_database(store_url(str(file)), file, SCHEMA, read_schema_version)
 
 
 def check_database(
@@ -242,20 +275,22 @@ def check_database(
     from kedge.store.database.schema import WrongSchema
 
     if file is not None:
-        found = check_sqlite(file)
+        file_state = check_sqlite(file)
         if not file.exists():
-            return found
+            return file_state
         address = f"{address}?mode=ro"
-    shown = str(file or mask_url(address))
+    name = str(file or mask_url(address))
     try:
         version = _read_store(address, read_version)
-        schema.list_steps(version, shown)
+        schema.list_steps(version, name)
     except WrongSchema as error:
         raise CheckFailed(error.problem, f"{capitalize(error.advice)}.") from None
     except KedgeError as error:
-        raise CheckFailed(f"{shown} cannot be opened: {error}", CONNECT_ADVICE) from None
-    older = f" of {schema.version}; it is migrated when it is opened"
-    return f"{shown}, schema {version}{older if version < schema.version else ''}"
+        raise CheckFailed(f"{name} cannot be opened: {error}", CONNECT_ADVICE) from None
+    if version < schema.version:
+        step = f"{version} of {schema.version}; it is migrated when it is opened"
+        return f"{name}, schema {step}"
+    return f"{name}, schema {version}"
 
 
 MAX_SERVERS = 20
@@ -277,15 +312,15 @@ def check_servers(address: str) -> Iterator[Check]:
         rows = _read_store(address, lambda tx: select_all_evidence(tx, MAX_SERVERS))
     except KedgeError:  # reported by the check of the store
         return
-    shown = dict[str, None]()  # streaming or not is usually the same
+    texts = dict[str, None]()  # evidence about streams is usually the same as about other answers
     for key, form in rows:
-        scope, model, *_ = key.split(" ")
         if key.endswith(KEY_SUFFIX):
             continue
+        scope, model, *_ = key.split(" ")
         evidence = ServerEvidence()
         evidence.restore(form)
-        shown[f"{scope}, {model}: {_describe_evidence(evidence)}"] = None
-    for text in shown:
+        texts[f"{scope}, {model}: {_describe_evidence(evidence)}"] = None
+    for text in texts:
         yield Check("server", "ok", sanitize_text(text))
 
 
@@ -293,10 +328,15 @@ def _describe_evidence(evidence: "ServerEvidence") -> str:
     """Return in one sentence whether a server is chained on, and why."""
     from kedge.planning.explain import MODE_REASONS
 
-    if doubt := evidence.open_doubt(time.time()):
+    doubt = evidence.open_doubt(time.time())
+    if doubt:
         return f"not chained on, because {MODE_REASONS[doubt]}"
-    text = f"chained on: {PROOFS[evidence.proof]}" if evidence.proof else UNPROVEN
-    return text + (f"; at most {evidence.max_depth} responses deep" if evidence.max_depth else "")
+    text = UNPROVEN
+    if evidence.proof:
+        text = f"chained on: {PROOFS[evidence.proof]}"
+    if evidence.max_depth:
+        text += f"; at most {evidence.max_depth} responses deep"
+    return text
 
 
 def _read_store(address: str, read: "Callable[[Tx], T]") -> T:
@@ -319,7 +359,8 @@ MIN_FREE_BYTES = 50_000_000
 
 def check_folder(folder: Path) -> str:
     """Check that files can be created in a folder, or that the folder can be created."""
-    existing = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+    ancestors = (folder, *folder.parents)
+    existing = next((path for path in ancestors if path.exists()), folder)
     advice = "Free some space: conversations cannot be stored on a full disk."
     try:
         with TemporaryFile(dir=existing) as file:
@@ -343,15 +384,15 @@ def check_sqlite(path: Path) -> str:
         return f"{path} does not exist yet; it is created on first use"
     try:
         try:
-            sound = _check_integrity(path)
+            integrity = _check_integrity(path)
         except sqlite3.OperationalError:  # no journal can be created in a read-only folder
-            sound = _check_integrity(path, "&immutable=1")
+            integrity = _check_integrity(path, "&immutable=1")
     except sqlite3.Error as error:
         advice = "Move it away to start with an empty one, or restore a backup."
         raise CheckFailed(f"{path} cannot be read: {error}", advice) from None
-    if sound != "ok":
+    if integrity != "ok":
         advice = "Restore a backup; 'sqlite3 FILE .recover' may save the rest."
-        raise CheckFailed(f"{path} is damaged: {sound}", advice)
+        raise CheckFailed(f"{path} is damaged: {integrity}", advice)
     if not (_is_writable(path) and _is_writable(path.absolute().parent)):
         advice = "It can be read but not written: fix the permissions of the file and its folder."
         raise CheckFailed(f"{path} is read-only", advice)
@@ -382,12 +423,14 @@ def check_providers(environ: Mapping[str, str], model: str, timeout: float) -> l
     if model.partition(":")[0] in ("responses", "chat", "ollama"):
         models[model] = SERVER_KEY
 
-    async def check_all() -> list[Check]:
-        return await asyncio.gather(*(check_provider(*each, timeout) for each in models.items()))
+    if not models:
+        return [Check("online", "note", "no key is set and no server is configured")]
 
-    return asyncio.run(check_all()) or [
-        Check("online", "note", "no key is set and no server is configured")
-    ]
+    async def check_all() -> list[Check]:
+        checks = (check_provider(name, variable, timeout) for name, variable in models.items())
+        return await asyncio.gather(*checks)
+
+    return asyncio.run(check_all())
 
 
 async def check_provider(model: str, key_variable: str, seconds: float) -> Check:
@@ -395,34 +438,36 @@ async def check_provider(model: str, key_variable: str, seconds: float) -> Check
     from kedge.engines import AnthropicEngine, unwrap
     from kedge.providers import connect
 
-    name, shown = f"reach {model.partition(':')[0]}", "the server"
+    name = f"reach {model.partition(':')[0]}"
+    url = "the server"
     advice = "Check the address, the network and the proxy, or increase --timeout."
     try:
         async with connect(model, timeout=seconds, max_retries=0) as engine:
             inner: Any = unwrap(engine)
             transport: Transport = inner.transport
             path = "/v1/models" if isinstance(inner, AnthropicEngine) else "/models"
-            shown = mask_url(transport.client.errors.base_url.rstrip("/") + path)
+            url = mask_url(transport.client.errors.base_url.rstrip("/") + path)
             started = time.perf_counter()
             reply = await transport.send(path, method="GET")
-            took = (time.perf_counter() - started) * 1000
+            milliseconds = (time.perf_counter() - started) * 1000
             await reply.aclose()
     except KedgeError as error:
-        if status := getattr(error, "status", None):
-            return _describe_status(name, shown, key_variable, status)
+        status = getattr(error, "status", None)
+        if status:
+            return _describe_status(name, url, key_variable, status)
         reason = mask_url(str(error.__cause__ or error))
-        return Check(name, "wrong", f"{shown} cannot be reached: {reason}", advice)
-    return Check(name, "ok", f"{shown} answered in {took:.0f} ms")
+        return Check(name, "wrong", f"{url} cannot be reached: {reason}", advice)
+    return Check(name, "ok", f"{url} answered in {milliseconds:.0f} ms")
 
 
-def _describe_status(name: str, shown: str, key: str, status: int) -> Check:
+def _describe_status(name: str, url: str, key: str, status: int) -> Check:
     if status in (401, 403):
         return Check(
-            name, "wrong", f"{shown} rejects the key ({status})", f"Set {key} to a valid key."
+            name, "wrong", f"{url} rejects the key ({status})", f"Set {key} to a valid key."
         )
     if status in (404, 405):
-        return Check(name, "ok", f"{shown} answers, but has no list of models ({status})")
-    return Check(name, "note", f"{shown} answered {status}", "Try again later.")
+        return Check(name, "ok", f"{url} answers, but has no list of models ({status})")
+    return Check(name, "note", f"{url} answered {status}", "Try again later.")
 
 
 STATE_MARKS = {"ok": ("✓", "green"), "note": ("!", "yellow"), "wrong": ("✗", "red")}
@@ -440,8 +485,13 @@ def command(online: bool, timeout: float | None) -> Result:
 
     With --online, also check that the providers can be reached with the keys that are set.
     """
-    config, found = check_config()
-    checks = [*check_versions(), *found, *check_keys(os.environ), *check_databases(config)]
+    config, config_checks = check_config()
+    checks = [
+        *check_versions(),
+        *config_checks,
+        *check_keys(os.environ),
+        *check_databases(config),
+    ]
     if online:
         checks += check_providers(os.environ, config["model"], timeout or config["timeout"])
     problems = sum(check.state == "wrong" for check in checks)
@@ -462,7 +512,10 @@ def _print_checks(checks: list[Check], problems: int, *, online: bool) -> None:
         if check.advice:
             echo(dim(wrap_text(f"{indent}{check.advice}", indent=indent)))
     echo()
-    echo(f"{pluralize(problems, 'problem')} found." if problems else "No problems found.")
+    if problems:
+        echo(f"{pluralize(problems, 'problem')} found.")
+    else:
+        echo("No problems found.")
     if not online:
         echo(dim("Providers were not contacted; use --online."))
 
@@ -494,31 +547,36 @@ def describe_config(config: Config) -> Result:
         }
         for value in config
     }
-    facts = {"file": str(config.path), "exists": config.path.exists(), "settings": settings}
-    value = {**facts, "unknown_variables": config.unknown_variables}
+    value = {
+        "file": str(config.path),
+        "exists": config.path.exists(),
+        "settings": settings,
+        "unknown_variables": config.unknown_variables,
+    }
     return Result(value, lambda: _print_config(config))
 
 
 def _print_config(config: Config) -> None:
-    unknown = config.unknown_variables
-    state = "" if config.path.exists() else " (does not exist; defaults apply)"
-    echo(f"{dim('file')}  {config.path}{dim(state)}")
+    file = f"{dim('file')}  {config.path}"
+    if not config.path.exists():
+        file += dim(" (does not exist; defaults apply)")
+    echo(file)
     echo()
     print_table(
         ("setting", "value", "from", "variable"),
         [
             (
-                each.setting.name,
-                each.display_value or dim(f"({each.setting.default_text})"),
-                config.path.name if each.source == "file" else each.source,
-                dim(each.setting.env),
+                value.setting.name,
+                value.display_value or dim(f"({value.setting.default_text})"),
+                config.path.name if value.source == "file" else value.source,
+                dim(value.setting.env),
             )
-            for each in config
+            for value in config
         ],
     )
-    if unknown:
+    if config.unknown_variables:
         echo()
-        print_table(("ignored variable", "similar"), unknown.items())
+        print_table(("ignored variable", "similar"), config.unknown_variables.items())
 
 
 COMPLETE_VARIABLE = "_KEDGE_COMPLETE"

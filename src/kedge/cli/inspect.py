@@ -75,8 +75,18 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """Return the inspection as JSON values."""
+        name_member = "file" if self.node is None else "conversation"
+        plan = shape_plan(self.plan).model_dump(mode="json")
+        plan |= {
+            "saved_tokens": self.saved_tokens,
+            "last_sent_bytes": None,
+            "last_full_bytes": None,
+        }
+        if self.last is not None:
+            plan["last_sent_bytes"] = self.last.sent_bytes
+            plan["last_full_bytes"] = self.last.full_bytes
         return {
-            "conversation" if self.node is not None else "file": self.name,
+            name_member: self.name,
             "node": self.node,
             "model": mask_url(self.model),
             "blocks": [
@@ -91,12 +101,7 @@ class Inspection:
                 }
                 for block, tokens, is_sent in self.blocks
             ],
-            "plan": {
-                **shape_plan(self.plan).model_dump(mode="json"),
-                "saved_tokens": self.saved_tokens,
-                "last_sent_bytes": self.last.sent_bytes if self.last else None,
-                "last_full_bytes": self.last.full_bytes if self.last else None,
-            },
+            "plan": plan,
         }
 
 
@@ -105,7 +110,10 @@ async def inspect_conversation(
 ) -> Inspection:
     """Plan the next request of a conversation at a node, for a model."""
     stored = (await store.load(row, node)).turn(row.id)
-    async with connect(model, **({"mode": row.mode} if row.mode else {})) as engine:
+    settings: dict[str, Any] = {}
+    if row.mode:
+        settings["mode"] = row.mode
+    async with connect(model, **settings) as engine:
         turn, plan = await _plan_next(engine, stored, text, store)
     last = await store.newest_response(row, node)
     return Inspection(row.id, row.title or row.id, f"node {node}", node, model, turn, plan, last)
@@ -151,23 +159,28 @@ def _is_turn(data: bytes) -> bool:
 async def _plan_next(
     engine: Engine, turn: Turn, text: str, store: Store | None = None
 ) -> tuple[Turn, RequestPlan]:
-    turn = turn.append(user(text)) if text else turn
-    found = list[AnchorRecord]()
+    """Return the Turn of the next request with its plan."""
+    if text:
+        turn = turn.append(user(text))
+    candidates: list[AnchorRecord] = []
     if store is not None:
-        if isinstance(inner := unwrap(engine), ResponsesEngine):
+        inner = unwrap(engine)
+        if isinstance(inner, ResponsesEngine):
             await inner.attach_evidence(store)  # the evidence decides what is sent
-        found = await find_anchors(store, turn, getattr(engine, "scope", ""))
+        candidates = await find_anchors(store, turn, getattr(engine, "scope", ""))
+
     # Commands and the page stream their answers, and evidence about streams is separate.
-    plan = engine.plan(turn, candidates=tuple(found), streaming=True)
+    plan = engine.plan(turn, candidates=tuple(candidates), streaming=True)
     if plan.anchor is None or plan.anchor.scope != PRACTICE_SCOPE:
         return turn, plan
     state = get_state(turn)
-    missing = find_missing_responses({record.response_id for record in (*state.anchors, *found)})
+    records = (*state.anchors, *candidates)
+    missing = find_missing_responses({record.response_id for record in records})
     if plan.anchor.response_id not in missing:
         return turn, plan
     # A request would find out, mark them as lost and be sent again.
     turn = set_state(turn, state.mark_lost(missing, PRACTICE_SCOPE))
-    remaining = tuple(record for record in found if record.response_id not in missing)
+    remaining = tuple(record for record in candidates if record.response_id not in missing)
     return turn, engine.plan(turn, candidates=remaining, streaming=True)
 
 
@@ -206,36 +219,48 @@ def command(conversation: str, at: str, text: str, model: str | None) -> Result:
         return await inspect_conversation(opened, row, node.id, chosen, text)
 
     if _is_file_name(conversation) and Path(conversation).is_file():
-        found = run_sync(inspect_file(Path(conversation), configured_model(model), text))
+        inspection = run_sync(inspect_file(Path(conversation), configured_model(model), text))
     else:
-        found = run_with_store(work, connects=True)
-    return Result(found.to_json(), lambda: _print_inspection(found))
+        inspection = run_with_store(work, connects=True)
+    return Result(inspection.to_json(), lambda: _print_inspection(inspection))
 
 
-def _print_inspection(found: Inspection) -> None:
+def _print_inspection(inspection: Inspection) -> None:
     rows: list[tuple[str, ...]] = []
-    for number, (block, tokens, is_sent) in enumerate(found.blocks):
-        sender = (f"{'→' if is_sent else '·'} {number}", block.kind, block.origin, f"{tokens:,}")
-        rows.append((*sender, shorten_id(block.response_id), describe(block, EXCERPT_LENGTH)))
-    echo(
-        f"{sanitize_text(found.title)}, {sanitize_text(found.kind)}, {pluralize(len(rows), 'block')}, "
-        f"{pluralize(found.full_tokens, 'token')}; {dim('→ would be sent to ' + mask_url(found.model))}"
-    )
+    for number, (block, tokens, is_sent) in enumerate(inspection.blocks):
+        sign = "→" if is_sent else "·"
+        rows.append(
+            (
+                f"{sign} {number}",
+                block.kind,
+                block.origin,
+                f"{tokens:,}",
+                shorten_id(block.response_id),
+                describe(block, EXCERPT_LENGTH),
+            )
+        )
+    blocks = pluralize(len(rows), "block")
+    tokens = pluralize(inspection.full_tokens, "token")
+    legend = dim(f"→ would be sent to {mask_url(inspection.model)}")
+    title = f"{sanitize_text(inspection.title)}, {sanitize_text(inspection.kind)}"
+    echo(f"{title}, {blocks}, {tokens}; {legend}")
     echo()
     print_table(("block", "kind", "origin", "tokens", "response", "content"), rows)
     echo()
-    echo(wrap_text(found.plan.explain()))
-    echo(dim(wrap_text(_format_savings(found))))
+    echo(wrap_text(inspection.plan.explain()))
+    echo(dim(wrap_text(_format_savings(inspection))))
 
 
-def _format_savings(found: Inspection) -> str:
-    sent_bytes, full_bytes = found.plan.sizes
+def _format_savings(inspection: Inspection) -> str:
+    sent_bytes, full_bytes = inspection.plan.sizes
     saved = full_bytes - sent_bytes
-    last = ""
-    if row := found.last:
-        last = f" The last request had {row.sent_bytes:,} of {row.full_bytes:,} bytes, with tools and settings."
-    return (
+    text = (
         f"Saved: {saved:,} of {full_bytes:,} bytes ({format_percent(saved, full_bytes)}); "
-        f"{found.saved_tokens:,} of {found.full_tokens:,} tokens are not resent "
-        f"(providers still bill them as input).{last}"
+        f"{inspection.saved_tokens:,} of {inspection.full_tokens:,} tokens are not resent "
+        "(providers still bill them as input)."
     )
+    last = inspection.last
+    if last is None:
+        return text
+    sizes = f"{last.sent_bytes:,} of {last.full_bytes:,} bytes"
+    return f"{text} The last request had {sizes}, with tools and settings."

@@ -74,16 +74,17 @@ def export_command(
         rows = await find_conversations(opened, conversations)
         return [await opened.export(row) for row in rows]
 
-    written = run_with_store(work)
+    exports = run_with_store(work)
+    content = "".join(exports)
     if out is None:
         # UTF-8, so that it can be imported
-        click.echo(escape_json("".join(written)).encode(), nl=False)
+        click.echo(escape_json(content).encode(), nl=False)
         return None
-    _write_file(out, "".join(written).encode())
-    lines = sum(text.count("\n") for text in written)
+    _write_file(out, content.encode())
+    lines = content.count("\n")
     kind = "request" if proxied else "conversation"
-    text = f"{pluralize(len(written), kind)}, {pluralize(lines, 'line')} in {out}"
-    value = {"file": str(out), f"{kind}s": len(written), "lines": lines}
+    text = f"{pluralize(len(exports), kind)}, {pluralize(lines, 'line')} in {out}"
+    value = {"file": str(out), f"{kind}s": len(exports), "lines": lines}
     return Result(value, lambda: echo(text, err=True))
 
 
@@ -127,12 +128,15 @@ def import_command(file: Path) -> Result:
     # Not splitlines: it also splits at other characters, which JSON strings may contain.
     lines = [line for line in text.split("\n") if line.strip()]
     chats = _read_chats(text, lines)
-    rows = run_with_store(
-        lambda opened: opened.import_(lines) if chats is None else opened.create_all(chats),
-        make=True,
-    )
-    shown = [f"{row.id}  {sanitize_text(row.title)}".rstrip() for row in rows]
-    summary = "\n".join(shown) or "Nothing was imported: there are no conversations in the input."
+
+    async def work(opened: Store) -> list[ConversationRow]:
+        if chats is None:
+            return await opened.import_(lines)
+        return await opened.create_all(chats)
+
+    rows = run_with_store(work, make=True)
+    listed = "\n".join(f"{row.id}  {sanitize_text(row.title)}".rstrip() for row in rows)
+    summary = listed or "Nothing was imported: there are no conversations in the input."
     return Result([{"id": row.id, "title": row.title} for row in rows], summary)
 
 
@@ -147,11 +151,13 @@ def _read_chats(text: str, lines: list[str]) -> list[list[Block]] | None:
             return None
     chats: list[list[Block]] = []
     for number, value in enumerate(values, 1):
-        chat = cast("dict[str, Any]", value if isinstance(value, dict) else {"messages": value})
-        if not isinstance(chat.get("messages"), list):
+        messages = value
+        if isinstance(value, dict):
+            messages = cast("dict[str, Any]", value).get("messages")
+        if not isinstance(messages, list):
             return None
         try:
-            blocks = blocks_from_messages(chat["messages"])
+            blocks = blocks_from_messages(cast("list[Any]", messages))
         except InvalidTurn as error:
             raise KedgeError(f"chat {number}: {error}; nothing was imported") from error
         if blocks:
@@ -210,8 +216,8 @@ def _confirm(question: str) -> None:
 
 def _delete_older(age: float, tag: str | None, *, yes: bool) -> Result:
     if not yes:
-        found = run_with_store(lambda opened: opened.list_older(age, tag=tag))
-        _confirm(f"Delete {pluralize(len(found), 'conversation')} permanently?")
+        older = run_with_store(lambda opened: opened.list_older(age, tag=tag))
+        _confirm(f"Delete {pluralize(len(older), 'conversation')} permanently?")
 
     async def work(opened: Store) -> tuple[list[str], Json]:
         return await opened.delete_older(age, tag=tag), await _delete_unused(opened)
@@ -235,29 +241,35 @@ def gc_command(dry_run: bool) -> Result:
         return run_with_store(_list_unused)
 
     async def work(opened: Store) -> tuple[int, Json]:
-        swept = await opened.gc()  # deletes expired conversations, too
-        return swept, await _delete_unused(opened)
+        removed_blocks = await opened.gc()  # deletes expired conversations, too
+        return removed_blocks, await _delete_unused(opened)
 
     file = store_file(find_store_url())
-    before = file.stat().st_size if file and file.exists() else 0
-    swept, objects = run_with_store(work)
-    freed = max(before - file.stat().st_size, 0) if file else None
-    space = "" if freed is None else f", {format_size(freed)} reclaimed"
-    text = f"{pluralize(swept, 'block')} removed{space}"
-    return Result({"blocks": swept, "freed_bytes": freed, **objects}, text)
+    size_before = 0
+    if file and file.exists():
+        size_before = file.stat().st_size
+    removed_blocks, objects = run_with_store(work)
+    freed_bytes: int | None = None
+    text = f"{pluralize(removed_blocks, 'block')} removed"
+    if file:
+        freed_bytes = max(size_before - file.stat().st_size, 0)
+        text += f", {format_size(freed_bytes)} reclaimed"
+    return Result({"blocks": removed_blocks, "freed_bytes": freed_bytes, **objects}, text)
 
 
 async def _list_unused(store: Store) -> Result:
     """Show the expired conversations of a store, and the conversation objects that none of its lines continues."""
-    expired, objects = await store.list_expired(), await store.list_unused_objects()
+    expired = await store.list_expired()
+    unused = await store.list_unused_objects()
     lines = [
         f"{pluralize(len(expired), 'expired conversation')}",
         *(f"  {name}" for name in expired),
-        f"{pluralize(len(objects), 'unused conversation object')}",
-        *(f"  {each.id}  {each.scope}" for each in objects),
+        f"{pluralize(len(unused), 'unused conversation object')}",
+        *(f"  {unused_object.id}  {unused_object.scope}" for unused_object in unused),
     ]
-    form = {"conversations": expired, "objects": [_shape_object(each) for each in objects]}
-    return Result(form, sanitize_text("\n".join(lines)))
+    objects = [_shape_object(unused_object) for unused_object in unused]
+    value = {"conversations": expired, "objects": objects}
+    return Result(value, sanitize_text("\n".join(lines)))
 
 
 async def _delete_unused(store: Store) -> Json:
@@ -265,30 +277,33 @@ async def _delete_unused(store: Store) -> Json:
     unused = await store.list_unused_objects()
     problems: dict[UnusedObject, str] = {}
     with store_practice_responses(find_store_url()):
-        for scope in dict.fromkeys(each.scope for each in unused):
-            problems |= await _delete_objects(store, [e for e in unused if e.scope == scope])
+        for scope in dict.fromkeys(unused_object.scope for unused_object in unused):
+            of_scope = [unused_object for unused_object in unused if unused_object.scope == scope]
+            problems |= await _delete_objects(store, of_scope)
     deleted: list[Json] = []
     kept: list[Json] = []
-    for each, problem in problems.items():
+    for unused_object, problem in problems.items():
         if problem:
-            kept.append({**_shape_object(each), "problem": problem})
-            name = f"the conversation object {each.id} of {each.scope}"
+            kept.append({**_shape_object(unused_object), "problem": problem})
+            name = f"the conversation object {unused_object.id} of {unused_object.scope}"
             echo_note(f"{name} was not deleted: {problem}")
         else:
-            deleted.append(_shape_object(each))
+            deleted.append(_shape_object(unused_object))
     if deleted:
         echo_note(f"{pluralize(len(deleted), 'conversation object')} deleted at the provider")
     return {"objects_deleted": deleted, "objects_kept": kept}
 
 
 async def _delete_objects(store: Store, unused: Sequence[UnusedObject]) -> dict[UnusedObject, str]:
-    """Delete the unused objects of one server; return why they were not deleted."""
+    """Delete the unused objects of one server; return for each why it was not deleted, empty if it was."""
     scope = unused[0].scope
-    provider = scope.partition("/")[0]
-    model = provider if provider == "practice" else name_model(provider, scope, "any")
-    advice = "use it with 'kedge chat --model' first"
     if scope.startswith(SERVER_SCOPE):
         return dict.fromkeys(unused, "it is on a server of 'kedge serve', whose page deletes it")
+    provider, _, _ = scope.partition("/")
+    model = "practice"
+    if provider != "practice":
+        model = name_model(provider, scope, "any")
+    advice = "use it with 'kedge chat --model' first"
     try:
         require_confirmed(model_references(model), "the store", advice, may_ask=False)
         async with connect(model, max_retries=0) as engine:
@@ -318,17 +333,22 @@ def verify_command(conversations: tuple[str, ...], server: bool, model: str | No
     """
 
     async def work(opened: Store) -> tuple[list[Damage], list[Json]]:
-        is_listed = server or conversations
-        rows = await find_conversations(opened, conversations) if is_listed else []
+        rows: list[ConversationRow] = []
+        if server or conversations:
+            rows = await find_conversations(opened, conversations)
         damage = await opened.verify()
         return damage, [await _audit(opened, row, model) for row in rows if server]
 
     damage, audits = run_with_store(work, connects=server)
-    failed = any(audit["agrees"] is False or (conversations and audit["error"]) for audit in audits)
-    wrong = bool(damage) or failed
-    found = [{"where": each.where, "problem": each.problem} for each in damage]
-    report = {"ok": not wrong, "damage": found, "audits": audits}
-    return Result(report, lambda: _print_report(damage, audits), exit_code=int(wrong))
+    differs = any(audit["agrees"] is False for audit in audits)
+    is_unknown = bool(conversations) and any(audit["error"] for audit in audits)
+    is_wrong = bool(damage) or differs or is_unknown
+    report = {
+        "ok": not is_wrong,
+        "damage": [{"where": part.where, "problem": part.problem} for part in damage],
+        "audits": audits,
+    }
+    return Result(report, lambda: _print_report(damage, audits), exit_code=int(is_wrong))
 
 
 async def _audit(store: Store, row: ConversationRow, requested: str | None) -> Json:
@@ -342,16 +362,18 @@ async def _audit(store: Store, row: ConversationRow, requested: str | None) -> J
             audit: Any = getattr(engine, "verify", None)
             if audit is None:
                 return {**report, "agrees": None, "words": "this provider stores no responses"}
-            found = await audit(turn)
+            comparison = await audit(turn)
     except KedgeError as error:
         return {**report, "agrees": None, "words": str(error), "error": True}
-    text = found.difference if found.agrees is None else str(found)
-    return {**report, "agrees": found.agrees, "words": text}
+    words = str(comparison)
+    if comparison.agrees is None:
+        words = comparison.difference
+    return {**report, "agrees": comparison.agrees, "words": words}
 
 
 def _print_report(damage: list[Damage], audits: list[Json]) -> None:
-    for each in damage:
-        echo(f"{click.style('damaged', fg='red')}  {each}")
+    for part in damage:
+        echo(f"{click.style('damaged', fg='red')}  {part}")
     if not damage:
         echo("No damage found: every digest is correct.")
     labels = {True: ("agrees", "green"), False: ("differs", "red"), None: ("unknown", "yellow")}

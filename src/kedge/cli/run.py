@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar, assert_never, cast
 
@@ -57,30 +56,45 @@ def format_event(event: results.WorkflowEvent) -> tuple[str, str]:
     match event:
         case results.WorkflowStarted():
             verb = "resumed" if event.resumed else "started"
-            limit = pluralize(event.total, "step" if event.kind == "steps" else "round")
+            unit = "step" if event.kind == "steps" else "round"
+            limit = pluralize(event.total, unit)
             return f"{event.kind} {event.workflow} {verb}, at most {limit}", "starting"
         case results.QuestionAsked():
             return "", f"{event.number}: waiting for {event.role}"
         case results.QuestionAnswered():
-            stored = " (stored)" if event.stored else ""
-            return f"{event.number}: {event.role}{stored}: {shorten_text(event.text)}", ""
+            speaker = f"{event.number}: {event.role}"
+            if event.stored:
+                speaker += " (stored)"
+            return f"{speaker}: {shorten_text(event.text)}", ""
         case results.AnswerJudged():
-            verdict = event.verdict
-            text = "passed" if verdict.passed else f"not passed: {shorten_text(verdict.critique)}"
-            score = "" if verdict.score is None else f" [{verdict.score:g}]"
-            return f"{event.number}: verdict{score}: {text}", ""
+            return f"{event.number}: {_format_verdict(event.verdict)}", ""
         case results.RoundRuled():
-            ruling = event.ruling
-            decided = f"decided, {_format_winner(ruling.winner)}"
-            return f"{event.number}: ruling: {decided if ruling.over else 'undecided'}", ""
+            return f"{event.number}: ruling: {_format_ruling(event.ruling)}", ""
         case results.WorkflowFinished():
             return "", "finished"
         case _:
             assert_never(event)
 
 
+def _format_verdict(verdict: results.Verdict) -> str:
+    label = "verdict"
+    if verdict.score is not None:
+        label += f" [{verdict.score:g}]"
+    if verdict.passed:
+        return f"{label}: passed"
+    return f"{label}: not passed: {shorten_text(verdict.critique)}"
+
+
+def _format_ruling(ruling: results.Ruling) -> str:
+    if not ruling.over:
+        return "undecided"
+    return f"decided, {_format_winner(ruling.winner)}"
+
+
 def _format_winner(winner: str | None) -> str:
-    return f"{winner} won" if winner else "no winner"
+    if winner:
+        return f"{winner} won"
+    return "no winner"
 
 
 def shorten_text(text: str) -> str:
@@ -102,7 +116,13 @@ def command() -> None:
 
 def _add_all(*options: Callable[[F], F]) -> Callable[[F], F]:
     """Return a decorator that adds options."""
-    return lambda function: reduce(lambda added, option: option(added), options, function)
+
+    def add(function: F) -> F:
+        for option in options:
+            function = option(function)
+        return function
+
+    return add
 
 
 _MODEL_HELP = "A model string; overrides the file.  [default: the configured one]"
@@ -167,8 +187,8 @@ def steps(**options: Any) -> Result:
     return _run_workflow("steps", **options)
 
 
-for each in (refine, debate, steps):
-    command.add_command(each)
+for subcommand in (refine, debate, steps):
+    command.add_command(subcommand)
 
 
 def _parse_input(text: str) -> tuple[str, str]:
@@ -178,8 +198,15 @@ def _parse_input(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _parse_side(text: str) -> dict[str, str]:
+    name, _, model = text.partition("=")
+    return {"name": name, "model": model}
+
+
 _JUDGE_OPTIONS = {
-    **{name: name for name in ("function", "schema", "rubric")},
+    "function": "function",
+    "schema": "schema",
+    "rubric": "rubric",
     "judge_model": "model",
 }
 """The options about the judge, and their members of its table."""
@@ -187,30 +214,32 @@ _JUDGE_OPTIONS = {
 
 def _build_spec(file: str | None, options: Mapping[str, Any]) -> WorkflowSpec:
     """Read the spec file; options override it."""
-    spec = read_spec(file) if file else {}
-    given = {name: value for name, value in options.items() if value not in (None, ())}
-    judge = {key: given.pop(name) for name, key in _JUDGE_OPTIONS.items() if name in given}
+    spec: WorkflowSpec = {}
+    if file:
+        spec = read_spec(file)
+    members = {name: value for name, value in options.items() if value not in (None, ())}
+    judge = {key: members.pop(name) for name, key in _JUDGE_OPTIONS.items() if name in members}
     if judge:
-        given["judge"] = judge
-    if sides := given.get("sides"):
-        given["sides"] = [
-            dict(zip(("name", "model"), side.partition("=")[::2], strict=True)) for side in sides
-        ]
-    if inputs := given.get("inputs"):
-        given["inputs"] = {**spec.get("inputs", {}), **dict(map(_parse_input, inputs))}
-    return {**spec, **given}
+        members["judge"] = judge
+    if "sides" in members:
+        members["sides"] = [_parse_side(text) for text in members["sides"]]
+    if "inputs" in members:
+        inputs = dict(_parse_input(text) for text in members["inputs"])
+        members["inputs"] = {**spec.get("inputs", {}), **inputs}
+    return {**spec, **members}
 
 
 async def _load_spec(store: Store, kind: results.WorkflowKind, workflow: str) -> WorkflowSpec:
     """Return the stored spec of a workflow; what it names must have been used or confirmed here."""
-    found = await load_workflow(store, workflow)
-    if found.kind != kind:
+    stored = await load_workflow(store, workflow)
+    if stored.kind != kind:
         raise InvalidWorkflow(
-            f"{workflow} is a {found.kind} workflow; continue with: kedge run {found.kind} --resume {workflow}"
+            f"{workflow} is a {stored.kind} workflow; continue with: "
+            f"kedge run {stored.kind} --resume {workflow}"
         )
-    if "file" not in found.spec:
+    if "file" not in stored.spec:
         raise InvalidWorkflow(f"{workflow} was started by a program; resume it there")
-    spec: WorkflowSpec = thaw(found.spec["file"])
+    spec: WorkflowSpec = thaw(stored.spec["file"])
     advice = "resume it on a terminal to confirm, or start the workflow from a file of your own"
     require_confirmed(_spec_references(spec), f"the workflow {workflow}", advice)
     return spec
@@ -220,18 +249,23 @@ def _spec_references(spec: WorkflowSpec) -> list[str]:
     """Return the references of a spec: addresses, functions to run, files to read."""
     folder = spec.get("folder", "")
     judge = _as_table(spec.get("judge"))
-    sides, steps = ([_as_table(each) for each in spec.get(key) or ()] for key in ("sides", "steps"))
-    models = [each.get("model") for each in (spec, judge, *sides)]
+    sides = [_as_table(side) for side in spec.get("sides") or ()]
+    steps = [_as_table(step) for step in spec.get("steps") or ()]
+
+    models = [table.get("model") for table in (spec, judge, *sides)]
     references = model_references(*(model for model in models if isinstance(model, str) and model))
-    if function := judge.get("function"):
+    function = judge.get("function")
+    if function:
         references.append(f"function {function} in {folder or 'the current folder'}")
-    files = [each.get("schema") for each in (judge, *steps)]
-    references += [f"file {Path(folder, each)}" for each in files if isinstance(each, str)]
+    files = [table.get("schema") for table in (judge, *steps)]
+    references += [f"file {Path(folder, file)}" for file in files if isinstance(file, str)]
     return references
 
 
 def _as_table(value: object) -> dict[str, Any]:
-    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else {}
+    if not isinstance(value, Mapping):
+        return {}
+    return dict(cast("Mapping[str, Any]", value))
 
 
 def _run_workflow(
@@ -260,11 +294,17 @@ def _run_workflow(
             on_event(event)
 
         async def work(opened: Store) -> WorkflowResult:
-            known = await _load_spec(opened, kind, resume) if resume else spec
+            run_with = spec
+            if resume:
+                run_with = await _load_spec(opened, kind, resume)
             async with open_mcp_servers(mcp_servers) as boxes:
-                workflow = resume or name
                 return await run_spec(
-                    kind, known, opened, workflow=workflow, on_event=record_start, tools=boxes
+                    kind,
+                    run_with,
+                    opened,
+                    workflow=resume or name,
+                    on_event=record_start,
+                    tools=boxes,
                 )
 
         try:
@@ -283,38 +323,42 @@ def _result_to_json(result: WorkflowResult) -> dict[str, Any]:
         return {
             "workflow": result.workflow,
             "conversation": result.conversation,
-            "results": {each.name: to_jsonable_python(each.value) for each in result.steps},
+            "results": {step.name: to_jsonable_python(step.value) for step in result.steps},
             "steps": [
-                {"name": each.name, "question": each.question, "answer": each.answer}
-                for each in result.steps
+                {"name": step.name, "question": step.question, "answer": step.answer}
+                for step in result.steps
             ],
             "usage": structs.asdict(result.usage),
         }
     return msgspec.to_builtins(result, enc_hook=dict)  # of read-only mappings
 
 
-def _print_lines(*lines: tuple[str, str]) -> None:
-    for label, text in lines:
-        echo(f"{dim(sanitize_text(label))}  {sanitize_text(text)}")
+def _print_line(label: str, text: str) -> None:
+    echo(f"{dim(sanitize_text(label))}  {sanitize_text(text)}")
 
 
 def _print_result(result: WorkflowResult) -> None:
     match result:
         case RefineResult():
-            for each in result.rounds:
-                verdict = "passed" if each.verdict.passed else each.verdict.critique or "not passed"
-                _print_lines((f"round {each.number}", each.answer), ("verdict", verdict))
+            for judged in result.rounds:
+                _print_line(f"round {judged.number}", judged.answer)
+                verdict = judged.verdict.critique or "not passed"
+                if judged.verdict.passed:
+                    verdict = "passed"
+                _print_line("verdict", verdict)
             echo()
-            rounds = pluralize(len(result.rounds), "round")
-            outcome = f"{'passed' if result.passed else 'not passed'} after {rounds}"
+            outcome = "passed" if result.passed else "not passed"
+            outcome += f" after {pluralize(len(result.rounds), 'round')}"
         case DebateResult():
-            _print_lines(*((f"round {e.round}", f"{e.side}: {e.text}") for e in result.arguments))
+            for argument in result.arguments:
+                _print_line(f"round {argument.round}", f"{argument.side}: {argument.text}")
             echo()
             if result.ruling.reason:
-                _print_lines(("judge  ", result.ruling.reason))
+                _print_line("judge  ", result.ruling.reason)
             outcome = f"{_format_winner(result.winner)} after {pluralize(result.rounds, 'round')}"
         case StepsResult():
-            _print_lines(*((step.name, step.answer) for step in result.steps))
+            for step in result.steps:
+                _print_line(step.name, step.answer)
             echo()
             outcome = pluralize(len(result.steps), "step")
         case _:

@@ -69,7 +69,7 @@ def command(
     store = store_file(find_store_url())
     if page and store is not None and store.resolve() == Path(settings.db).resolve():
         raise click.UsageError("--db and --store must be different files")
-    run(settings, host, port, requires_token, keep_bodies=keep_bodies if page else None)
+    run(settings, host, port, requires_token, has_page=page, keep_bodies=keep_bodies)
 
 
 def _build_settings(
@@ -84,21 +84,23 @@ def _build_settings(
     from kedge.server.faults import Faults
     from kedge.server.settings import Limits, Settings
 
-    local, is_protected = is_loopback(host), bool(token or requires_token)
-    if not local and not is_protected:
+    if not is_loopback(host) and not token and not requires_token:
         raise click.UsageError(
             f"{host} can be reached from other machines, so a token is required: set "
             "--token or KEDGE_SERVER_TOKEN, add one with 'kedge auth add', or serve on 127.0.0.1"
         )
-    if not local and faults:
+    if not is_loopback(host) and faults:
         raise click.UsageError(
             f"{host} can be reached from other machines, so --fault is not allowed: serve on 127.0.0.1"
         )
+    model_settings = load_model_settings(
+        options.pop("model"), options.pop("models"), options.pop("pace")
+    )
     return Settings(
         db=options.pop("db") or str(data_dir() / "server.db"),
         token=token or None,
         retention=options.pop("retention_days") * DAY,
-        **load_model_settings(*(options.pop(name) for name in ("model", "models", "pace"))),
+        **model_settings,
         limits=Limits(body_bytes=int(options.pop("max_body_mb") * MEGABYTE)),
         faults=Faults(faults) if faults else None,
         unknown_parameters=unknown_parameters or None,
@@ -115,17 +117,23 @@ def load_model_settings(model: str, models: str, pace: float) -> dict[str, Any]:
     """Open the model of ``--model``, or the models of the ``--models`` file."""
     from kedge.providers import load_models, open_model
 
-    if models:
-        found = load_models(models)
-        first = found.default or next(iter(found.models))
-        return {"model": found.models[first], "models": found.models, "default": found.default}
-    return {"model": open_model(model, pace=pace)}
+    if not models:
+        return {"model": open_model(model, pace=pace)}
+    file = load_models(models)
+    first = file.default or next(iter(file.models))
+    return {"model": file.models[first], "models": file.models, "default": file.default}
 
 
 def run(
-    settings: "Settings", host: str, port: int, requires_token: bool, *, keep_bodies: bool | None
+    settings: "Settings",
+    host: str,
+    port: int,
+    requires_token: bool,
+    *,
+    has_page: bool,
+    keep_bodies: bool,
 ) -> None:
-    """Serve until a signal arrives, with the page unless ``keep_bodies`` is None.
+    """Serve until a signal arrives; ``keep_bodies`` is for the conversations of the page.
 
     Named tokens are required from the start if the store has any, otherwise as soon as there is one.
     """
@@ -139,16 +147,18 @@ def run(
             # The vocabulary is slow to load: load it before the first request.
             threading.Thread(target=count_text, args=("hello",), daemon=True).start()
             measure("responses_chained_mode_enabled", int(is_chaining_enabled()))
-            facts = {"url": url, "base_url": f"{url}/v1", "db": mask_url(settings.db)}
-            line = f"Serving {facts['base_url']}, storing responses in {facts['db']}"
-            if keep_bodies is not None:
-                facts |= {"page": f"{url}/", "store": mask_url(find_store_url())}
+            db = mask_url(settings.db)
+            addresses = {"url": url, "base_url": f"{url}/v1", "db": db}
+            line = f"Serving {url}/v1, storing responses in {db}"
+            if has_page:
+                addresses["page"] = f"{url}/"
+                addresses["store"] = mask_url(find_store_url())
                 line += f"\nThe page is at {url}/"
-            _announce(facts, line)
+            _announce(addresses, line)
 
         async def serve() -> None:
             async with AsyncExitStack() as stack:
-                if keep_bodies is None:
+                if not has_page:
                     registry = await _open_tokens(stack, required=requires_token)
                     app = create_app(replace(settings, callers=registry))
                     if registry is not None:
@@ -190,7 +200,9 @@ def listen(host: str, port: int) -> Generator[socket.socket]:
 def bound_url(listener: socket.socket) -> str:
     """Return the address to which a listener is bound."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    if ":" in host:
+        host = f"[{host}]"
+    return f"http://{host}:{port}"
 
 
 def local_url(listener: socket.socket) -> str:
@@ -203,12 +215,14 @@ SWITCH_SECONDS = 0.001
 """The time that a thread with a computation keeps the interpreter while the loop of a server waits for it."""
 
 
-def _announce(facts: dict[str, str], line: str) -> None:
+def _announce(addresses: dict[str, str], line: str) -> None:
     """Print where a server listens, and prepare the interpreter of its process for short waits of the loop.
 
     The objects that were created at its start are excluded from garbage collection.
     """
-    echo(json.dumps(facts) if is_json() else line)
+    if is_json():
+        line = json.dumps(addresses)
+    echo(line)
     sys.stdout.flush()
     gc.collect()
     gc.freeze()
@@ -264,14 +278,15 @@ def proxy_command(
             upstream, store=store, any_host=allow_remote, requires_token=requires_token, **options
         )
         listener = stack.enter_context(listen(host, port))
-        facts = {"base_url": f"{bound_url(listener)}/v1", "upstream": mask_url(upstream)}
-        _announce(facts, f"Forwarding {facts['base_url']} to {facts['upstream']}")
+        base_url = f"{bound_url(listener)}/v1"
+        addresses = {"base_url": base_url, "upstream": mask_url(upstream)}
+        _announce(addresses, f"Forwarding {base_url} to {mask_url(upstream)}")
         serving = run_uvicorn(
             app,
             listener,
             descriptors_each=2,  # one for the upstream
             ws_max_size=MAX_BODY_BYTES,
-            date_header=False,  # that of the upstream server is forwarded
+            date_header=False,  # the header of the upstream server is forwarded
             timeout_graceful_shutdown=PROXY_SHUTDOWN_SECONDS,
         )
         asyncio.run(serving)
@@ -309,14 +324,18 @@ def mcp_command(
             f"{host} can be reached from other machines, so a token is required: set "
             "--token or KEDGE_MCP_TOKEN, or serve on 127.0.0.1"
         )
-    requested = model if get_setting("model").source == "flag" else None
+    requested: str | None = None
+    if get_setting("model").source == "flag":
+        requested = model
 
     async def serve() -> None:
         from kedge.mcp.server import StoreTools, create_http_app, create_mcp_server, serve_stdio
 
         async with use_store(make=allow_write, connects=allow_write) as opened:
-            choose = partial(resolve_model, opened, requested=requested, may_ask=False)
-            tools = StoreTools(opened, choose if allow_write else None)
+            tools = StoreTools(opened)
+            if allow_write:
+                choose_model = partial(resolve_model, opened, requested=requested, may_ask=False)
+                tools = StoreTools(opened, choose_model)
             server = create_mcp_server(tools.to_toolbox())
             if not http:
                 await serve_stdio(server)

@@ -78,12 +78,20 @@ def command(
 
     def show() -> None:
         count = pluralize(node.length, "block")
-        shown = f"{count}, the last {len(blocks)} of them" if len(blocks) < node.length else count
-        echo(dim(f"{sanitize_text(row.title or row.id)}, node {node.id}, {shown}"))
+        if len(blocks) < node.length:
+            count += f", the last {len(blocks)} of them"
+        echo(dim(f"{sanitize_text(row.title or row.id)}, node {node.id}, {count}"))
         print_blocks(blocks, full=full, models=shown_blocks.models)
 
-    facts = {"id": row.id, "title": row.title, "node": node.id, "kind": node.kind}
-    return Result({**facts, "blocks": _dump(blocks), "models": shown_blocks.models}, show)
+    value = {
+        "id": row.id,
+        "title": row.title,
+        "node": node.id,
+        "kind": node.kind,
+        "blocks": _dump(blocks),
+        "models": shown_blocks.models,
+    }
+    return Result(value, show)
 
 
 class ShownBlocks(NamedTuple):
@@ -111,28 +119,35 @@ async def _follow(store: Store, name: str, last: int | None, *, full: bool) -> N
     """Print the (last) blocks of a conversation, then new ones, until the process is interrupted."""
     from anyio import sleep
 
-    as_json = is_json()
-    row, head, shown = await find_conversation(store, name), -1, list[str]()
+    row = await find_conversation(store, name)
+    printed_head: int | None = None
+    printed_ids: list[str] = []
     while True:
-        if row.head != head:
+        if row.head != printed_head:
             node = await store.node(row, row.head)
-            loaded = (await store.load(row, node.id)).blocks
-            blocks, models = await _name_models(store, row, node, loaded)
+            blocks = (await store.load(row, node.id)).blocks
             ids = [block.id for block in blocks]
-            if head < 0 and last is not None:
-                shown = ids[:-last]
-            head = row.head
-            common = sum(takewhile(bool, map(eq, ids, shown)))
-            if common < len(shown) and not as_json:
-                echo(dim(f"[now at node {head}, {pluralize(len(blocks), 'block')}]"))
-            for block in blocks[common:] if as_json else ():
-                echo_json(turns.dump_block(block))
-            if not as_json:
-                print_blocks(blocks[common:], full=full, models=models)
-            sys.stdout.flush()
-            shown = ids
+            if printed_head is None and last is not None:
+                printed_ids = ids[:-last]
+            common = sum(takewhile(bool, map(eq, ids, printed_ids)))
+            if common < len(printed_ids) and not is_json():
+                echo(dim(f"[now at node {node.id}, {pluralize(len(blocks), 'block')}]"))
+            new_blocks = await _name_models(store, row, node, blocks[common:])
+            _print_new_blocks(new_blocks, full=full)
+            printed_head = row.head
+            printed_ids = ids
         await sleep(FOLLOW_SECONDS)
         row = await store.conversation(row.id)
+
+
+def _print_new_blocks(shown: "ShownBlocks", *, full: bool) -> None:
+    """Print the new blocks of a followed conversation at once, also into a pipe."""
+    if is_json():
+        for block in shown.blocks:
+            echo_json(turns.dump_block(block))
+    else:
+        print_blocks(shown.blocks, full=full, models=shown.models)
+    sys.stdout.flush()
 
 
 def _dump(blocks: Sequence[turns.Block]) -> list[dict[str, Any]]:
@@ -150,14 +165,16 @@ def print_blocks(
         models: The names of models to print with the blocks that they wrote, by block id.
     """
     for block in blocks:
-        text, attachments = block.text, _describe_attachments(block)
-        if block.kind in HEADINGS and (text or attachments):
+        attachments = _describe_attachments(block)
+        if block.kind in HEADINGS and (block.text or attachments):
             heading, color = HEADINGS[block.kind]
+            details = _format_origin(block)
+            if block.id in models:
+                details = f" {sanitize_text(models[block.id])}{details}"
             echo()
-            model = f" {sanitize_text(models[block.id])}" if block.id in models else ""
-            echo(click.style(heading, fg=color, bold=True) + dim(model + _format_origin(block)))
-            if text:
-                echo(wrap_text(sanitize_text(text)))
+            echo(click.style(heading, fg=color, bold=True) + dim(details))
+            if block.text:
+                echo(wrap_text(sanitize_text(block.text)))
             for line in attachments:
                 echo(dim(line))
         elif full:
@@ -169,7 +186,9 @@ def print_blocks(
 
 
 def _format_origin(block: turns.Block) -> str:
-    return "" if block.origin in ("user", "engine") else f" (by {block.origin})"
+    if block.origin in ("user", "engine"):
+        return ""
+    return f" (by {block.origin})"
 
 
 def _describe_attachments(block: turns.Block) -> list[str]:
@@ -204,18 +223,20 @@ async def diff_command(store: Store, row: ConversationRow, left: str, right: str
     LEFT and RIGHT are node numbers, response ids, 'head' (the default of RIGHT), or other conversations of the same
     tree. Lines with - are only in LEFT, lines with + only in RIGHT.
     """
-    one, other = await _resolve_node(store, row, left), await _resolve_node(store, row, right)
-    found = await store.differences(row, one.id, other.id)
+    left_node = await _resolve_node(store, row, left)
+    right_node = await _resolve_node(store, row, right)
+    difference = await store.differences(row, left_node.id, right_node.id)
 
     def show() -> None:
-        echo(dim(f"nodes {one.id} and {other.id} share {pluralize(found.shared, 'block')}"))
-        _print_blocks("-", "red", found.left)
-        _print_blocks("+", "green", found.right)
+        shared = pluralize(difference.shared, "block")
+        echo(dim(f"nodes {left_node.id} and {right_node.id} share {shared}"))
+        _print_blocks("-", "red", difference.left)
+        _print_blocks("+", "green", difference.right)
 
     value = {
-        "left": {"node": one.id, "blocks": _dump(found.left)},
-        "right": {"node": other.id, "blocks": _dump(found.right)},
-        "shared": found.shared,
+        "left": {"node": left_node.id, "blocks": _dump(difference.left)},
+        "right": {"node": right_node.id, "blocks": _dump(difference.right)},
+        "shared": difference.shared,
     }
     return Result(value, show)
 
@@ -262,13 +283,15 @@ class AnnotatedTree:
 
     def heads(self, number: int) -> list[str]:
         """Return labels of the conversations with their head here; ``head`` for the selected one."""
-        selected = self.tree.row.id
-        names = [
-            "head" if row.id == selected else f"head of {sanitize_text(row.title or row.id)}"
-            for row in self.conversations
-            if row.head == number
-        ]
-        return sorted(names)
+        labels: list[str] = []
+        for row in self.conversations:
+            if row.head != number:
+                continue
+            if row.id == self.tree.row.id:
+                labels.append("head")
+            else:
+                labels.append(f"head of {sanitize_text(row.title or row.id)}")
+        return sorted(labels)
 
     def marks(self, node: Node, now: float) -> dict[Mark, str]:
         """Return the marks of a node, each as a text with its reason."""
@@ -279,14 +302,16 @@ class AnnotatedTree:
 
     def excerpt(self, number: int) -> str:
         """Return what an edit changed, or the beginning of the last block that this node added."""
-        if edit := self.tree.edits.get(number):
+        edit = self.tree.edits.get(number)
+        if edit:
             return edit
-        last = self.blocks.get(number)
-        return describe(last, EXCERPT_LENGTH) if last else ""
+        if number not in self.blocks:
+            return ""
+        return describe(self.blocks[number], EXCERPT_LENGTH)
 
     def to_json(self, now: float, limit: int = 0) -> dict[str, Any]:
         """Return the tree as JSON values, the oldest node first; with a limit the newest nodes only."""
-        nodes = sorted(self.tree.nodes, key=lambda each: each.id)
+        nodes = sorted(self.tree.nodes, key=lambda node: node.id)
         return {
             "conversation": self.tree.row.id,
             "head": self.tree.row.head,
@@ -341,12 +366,17 @@ def draw_graph(tree: trees.StoredTree, limit: int = 0) -> Iterator[tuple[str, No
         node = nodes[row.node.id]
         if node.id not in newest:
             continue
-        response = tree.responses.get(node.id)
-        is_resent = response is not None and response.is_resent
-        sign = RESENT_SIGN if is_resent else NODE_SIGNS.get(node.kind, "●")
+        sign = NODE_SIGNS.get(node.kind, "●")
+        if _is_resent(tree, node):
+            sign = RESENT_SIGN
         yield "│ " * row.lane + sign, node
         if index in joins and node.parent in newest:
             yield "│ " * (row.lane - 1) + "├─┘", None
+
+
+def _is_resent(tree: trees.StoredTree, node: Node) -> bool:
+    response = tree.responses.get(node.id)
+    return response is not None and response.is_resent
 
 
 LIMIT_HELP = "Maximum number of nodes, of which the newest are shown.  [default: all]"
@@ -361,7 +391,8 @@ async def tree_command(store: Store, row: ConversationRow, limit: int) -> Result
     Other branches and forks are lanes beside it, drawn where they leave it. Marks show which responses
     expired, were lost or failed, and where history was compacted or edited.
     """
-    tree, now = await load_tree(store, row), time.time()
+    tree = await load_tree(store, row)
+    now = time.time()
     return Result(tree.to_json(now, limit), "\n".join(render_tree(tree, now, limit)))
 
 
@@ -369,10 +400,13 @@ def render_tree(tree: AnnotatedTree, now: float, limit: int = 0) -> list[str]:
     """Return the graph as lines."""
     lines = list(draw_graph(tree.tree, limit))
     width = max((len(lanes) for lanes, _ in lines if len(lanes) <= MAX_LANE_WIDTH), default=0)
-    return [
-        f"{lanes:<{width}}  {_format_node(tree, node, now)}" if node else lanes
-        for lanes, node in lines
-    ]
+    graph: list[str] = []
+    for lanes, node in lines:
+        if node is None:
+            graph.append(lanes)
+        else:
+            graph.append(f"{lanes:<{width}}  {_format_node(tree, node, now)}")
+    return graph
 
 
 def describe_mark(mark: Mark, reason: str) -> str:
@@ -380,14 +414,17 @@ def describe_mark(mark: Mark, reason: str) -> str:
     if mark == "healed":
         return HEALING_TEXTS.get(reason, f"healed: {reason}")
     name = "sent in full" if mark == "full" else mark
-    shown = LOST_TEXTS.get(reason, reason) if mark == "lost" else reason
-    return f"{name}: {shown}" if shown else name
+    if not reason:
+        return name
+    if mark == "lost":
+        reason = LOST_TEXTS.get(reason, reason)
+    return f"{name}: {reason}"
 
 
 def _format_node(tree: AnnotatedTree, node: Node, now: float) -> str:
     response = tree.tree.responses.get(node.id)
-    is_resent = response is not None and response.is_resent
-    parts = [dim(str(node.id)), "resent" if is_resent else node.kind]
+    kind = "resent" if _is_resent(tree.tree, node) else node.kind
+    parts = [dim(str(node.id)), kind]
     if response and response.provider_response_id:
         parts.append(dim(sanitize_text(shorten_id(response.provider_response_id))))
     if node.id in tree.models:
@@ -398,6 +435,7 @@ def _format_node(tree: AnnotatedTree, node: Node, now: float) -> str:
         color = MARK_COLORS.get(mark, "cyan")
         parts.append(click.style(f"[{sanitize_text(text)}]", fg=color))
     parts += [click.style(f"({name})", fg="green", bold=True) for name in tree.heads(node.id)]
-    if excerpt := tree.excerpt(node.id):
+    excerpt = tree.excerpt(node.id)
+    if excerpt:
         parts.append(excerpt)
     return " ".join(parts)

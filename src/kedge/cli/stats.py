@@ -34,26 +34,24 @@ def print_stats(stats: analytics.Analytics, buckets: Sequence[analytics.Bucket])
     if len(buckets) > 1:
         echo()
         _print_rows(_list_timelines(buckets))
-    for title, counts in (
-        ("Fallbacks by reason", stats.requests.fallbacks),
-        ("Healed by reason", stats.requests.healed),
-        ("Chains by length", stats.chains.bins),
-    ):
-        if counts:
-            _print_bars(title, counts)
+    _print_bars("Fallbacks by reason", stats.requests.fallbacks)
+    _print_bars("Healed by reason", stats.requests.healed)
+    _print_bars("Chains by length", stats.chains.bins)
     print_table(MODEL_HEADERS, map(_list_cells, stats.models), right=MODEL_HEADERS[2:])
 
 
 def render_sparkline(values: Iterable[float]) -> str:
     """Draw values as a line of blocks; zero is blank, any other value is visible."""
-    listed = list(values)
-    maximum = max(listed, default=0)
-    if not maximum:
-        return " " * len(listed)
+    heights = list(values)
+    maximum = max(heights, default=0)
     top = len(SPARK_BLOCKS) - 1
-    return "".join(
-        SPARK_BLOCKS[max(round(each / maximum * top), 1 if each else 0)] for each in listed
-    )
+    line = ""
+    for height in heights:
+        level = 0
+        if height:
+            level = max(round(height / maximum * top), 1)
+        line += SPARK_BLOCKS[level]
+    return line
 
 
 def _print_rows(rows: Sequence[tuple[str, str]]) -> None:
@@ -63,16 +61,19 @@ def _print_rows(rows: Sequence[tuple[str, str]]) -> None:
 
 
 def _list_figures(stats: analytics.Analytics) -> list[tuple[str, str]]:
-    requests, chains, branching = stats.requests, stats.chains, stats.branching
-    statuses = ", ".join(f"{each.count} {sanitize_text(each.name)}" for each in requests.statuses)
+    requests = stats.requests
+    chains = stats.chains
+    branching = stats.branching
+    cache = stats.cache
+    statuses = ", ".join(f"{part.count} {sanitize_text(part.name)}" for part in requests.statuses)
+    results = ", ".join(f"{part.count} {part.name}" for part in requests.results)
     conversations = pluralize(requests.conversations, "conversation")
     sent = f"{format_size(requests.sent_bytes)}; {format_size(requests.saved_bytes)} saved"
     cached = f"{stats.tokens.input} in ({_format_share(stats.tokens.cached_share)} cached)"
-    cache, latency = stats.cache, stats.latency
     saved = f"{format_cost(cache.saved)} saved"
-    points, forks = pluralize(branching.points, "point"), pluralize(branching.forks, "fork")
+    points = pluralize(branching.points, "point")
+    forks = pluralize(branching.forks, "fork")
     chained = f"{requests.chained} ({_format_share(requests.chained_share)})"
-    times = f"median {format_duration(latency.median)}, 95 % {format_duration(latency.p95)}"
     return [
         ("requests", f"{requests.total} in {conversations} ({statuses})"),
         ("answered", _format_share(requests.success_rate)),
@@ -80,40 +81,48 @@ def _list_figures(stats: analytics.Analytics) -> list[tuple[str, str]]:
         ("failed", f"{requests.failed}; {requests.resent} sent again"),
         ("refused", f"{requests.refused}; {requests.forgotten} answered without context"),
         ("without id", str(requests.without_id)),
-        ("tool results", ", ".join(f"{each.count} {each.name}" for each in requests.results)),
+        ("tool results", results),
         ("chains", f"{chains.count}, mean {chains.mean or 0:.1f}, longest {chains.longest}"),
         ("branches", f"{branching.branches} at {points}, {forks}"),
         ("sent", f"{sent} ({_format_share(requests.saved_share)})"),
         ("tokens", f"{cached}, {stats.tokens.output} out"),
         ("cache", f"{cache.cached} cached of {cache.predicted} predicted, {saved}"),
         ("cost", _format_cost(stats.cost)),
-        ("latency", "no answers" if latency.median is None else times),
+        ("latency", _format_latency(stats.latency)),
     ]
 
 
+def _format_latency(latency: analytics.Latency) -> str:
+    if latency.median is None:
+        return "no answers"
+    return f"median {format_duration(latency.median)}, 95 % {format_duration(latency.p95)}"
+
+
 def _list_timelines(buckets: Sequence[analytics.Bucket]) -> list[tuple[str, str]]:
-    values = {
-        "requests": [each.requests for each in buckets],
-        "chained": [each.chained for each in buckets],
-        "tokens": [each.tokens.input + each.tokens.output for each in buckets],
-        "latency": [each.latency.median or 0.0 for each in buckets],
+    timelines: dict[str, list[float]] = {
+        "requests": [bucket.requests for bucket in buckets],
+        "chained": [bucket.chained for bucket in buckets],
+        "tokens": [bucket.tokens.input + bucket.tokens.output for bucket in buckets],
+        "latency": [bucket.latency.median or 0.0 for bucket in buckets],
     }
     return [
-        (name, click.style(render_sparkline(each), fg="cyan").rstrip())
-        for name, each in values.items()
+        (name, click.style(render_sparkline(values), fg="cyan").rstrip())
+        for name, values in timelines.items()
     ]
 
 
 def _print_bars(title: str, counts: Sequence[analytics.Count]) -> None:
-    maximum = max(each.count for each in counts)
-    bars = ["█" * max(round(each.count / maximum * BAR_WIDTH), 1) for each in counts]
+    if not counts:
+        return
+    maximum = max(part.count for part in counts)
+    digits = len(str(maximum))
+    width = max(len(title), *(len(part.name) for part in counts))
     echo()
     echo(click.style(title, bold=True))
-    width = max(len(title), *(len(each.name) for each in counts))
-    digits = len(str(maximum))
-    for each, bar in zip(counts, bars, strict=True):
-        label = dim(sanitize_text(each.name).ljust(width))
-        echo(f"{label}  {each.count:<{digits}}  {click.style(bar, fg='cyan')}")
+    for part in counts:
+        label = dim(sanitize_text(part.name).ljust(width))
+        bar = "█" * max(round(part.count / maximum * BAR_WIDTH), 1)
+        echo(f"{label}  {part.count:<{digits}}  {click.style(bar, fg='cyan')}")
 
 
 def _list_cells(model: analytics.ModelStats) -> tuple[object, ...]:
@@ -130,12 +139,16 @@ def _list_cells(model: analytics.ModelStats) -> tuple[object, ...]:
 
 
 def _format_share(share: float | None) -> str:
-    return NO_VALUE if share is None else format_percent(share, 1)
+    if share is None:
+        return NO_VALUE
+    return format_percent(share, 1)
 
 
 def _format_cost(cost: analytics.Cost) -> str:
-    known = format_cost(cost.dollars)
-    return f"{known} + {cost.unpriced} unpriced" if cost.unpriced else known
+    text = format_cost(cost.dollars)
+    if cost.unpriced:
+        text += f" + {cost.unpriced} unpriced"
+    return text
 
 
 @kedge_command("stats")
@@ -150,7 +163,7 @@ async def command(store: Store, conversation: str | None, buckets: int, **member
     if conversation is not None:  # an empty name, such as of an unset variable, is not all of them
         members["conversation"] = (await find_conversation(store, conversation)).id
     selection = analytics.Selection(**members)
-    found = await analytics.analyze(store, selection)
-    pieces = await analytics.analyze_over_time(store, selection, buckets=buckets)
-    values = {**asdict(found), "over_time": [asdict(each) for each in pieces]}
-    return Result(values, lambda: print_stats(found, pieces))
+    stats = await analytics.analyze(store, selection)
+    timeline = await analytics.analyze_over_time(store, selection, buckets=buckets)
+    value = {**asdict(stats), "over_time": [asdict(bucket) for bucket in timeline]}
+    return Result(value, lambda: print_stats(stats, timeline))

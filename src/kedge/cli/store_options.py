@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial, wraps
 from pathlib import Path
@@ -59,7 +59,8 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration, such as ``7d`` or ``90m``."""
-    if not (seconds := _parse_age(text)):
+    seconds = _parse_age(text)
+    if not seconds:
         raise click.BadParameter(f"{text!r} is not a duration; write 90m, 12h, 7d or 4w")
     return seconds
 
@@ -70,7 +71,9 @@ DEFAULT = "default"
 
 def parse_optional_duration(text: str) -> float | str:
     """Return the seconds of a duration, or ``DEFAULT``."""
-    return DEFAULT if text.strip() == DEFAULT else parse_duration(text)
+    if text.strip() == DEFAULT:
+        return DEFAULT
+    return parse_duration(text)
 
 
 def format_stored_duration(seconds: float | None) -> str:
@@ -85,19 +88,24 @@ def format_stored_duration(seconds: float | None) -> str:
 
 def parse_time(text: str) -> float:
     """Return the time of a date, a date with a time, or an age (``7d``, ``90m``), in seconds since 1970."""
-    if (age := _parse_age(text)) is not None:
+    age = _parse_age(text)
+    if age is not None:
         return time.time() - age
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         message = f"{text!r} is not a time; write 2026-11-15, 2026-11-15T12:00, 7d or 12h"
         raise click.BadParameter(message) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp()
 
 
 def _parse_age(text: str) -> float | None:
-    found = _AGE_PATTERN.fullmatch(text.strip())
-    return float(found["number"]) * _UNIT_SECONDS[found["unit"]] if found else None
+    match = _AGE_PATTERN.fullmatch(text.strip())
+    if match is None:
+        return None
+    return float(match["number"]) * _UNIT_SECONDS[match["unit"]]
 
 
 def duration_option(name: str, text: str) -> Callable[[F], F]:
@@ -123,10 +131,13 @@ def page_options(limit: int) -> Callable[[F], F]:
     """Return the options ``--limit`` and ``--offset``."""
 
     def add(function: F) -> F:
-        skipped, rows = "Number of results to skip.", click.IntRange(0, MAX_ROWS)
-        function = default_option("--offset", 0, rows, skipped)(function)
-        most = "Maximum number of results."
-        return default_option("--limit", limit, click.IntRange(1, MAX_ROWS), most)(function)
+        add_offset = default_option(
+            "--offset", 0, click.IntRange(0, MAX_ROWS), "Number of results to skip."
+        )
+        add_limit = default_option(
+            "--limit", limit, click.IntRange(1, MAX_ROWS), "Maximum number of results."
+        )
+        return add_limit(add_offset(function))
 
     return add
 
@@ -163,7 +174,9 @@ def model_data(model: str) -> dict[str, str]:
     """Return the data that records a model string; a string with a password is not recorded."""
     from kedge.conversation.lookup import MODEL_KEY
 
-    return {} if mask_url(model) != model else {MODEL_KEY: model}
+    if mask_url(model) != model:
+        return {}
+    return {MODEL_KEY: model}
 
 
 async def resolve_model(
@@ -227,8 +240,9 @@ async def use_store(
                 "'kedge chat --conversation NAME' starts one"
             )
         url = IN_MEMORY
-    memory = store_practice_responses(url) if connects else nullcontext()
-    with memory:
+    with ExitStack() as stack:
+        if connects:
+            stack.enter_context(store_practice_responses(url))
         async with open_store(url) as store:
             yield store
 
@@ -279,10 +293,10 @@ def with_conversation(command: Callable[..., Awaitable[T]]) -> Callable[..., T]:
 
 async def find_conversation(store: "Store", name: str) -> "ConversationRow":
     """Return the conversation with this name, or raise ``NotInStore``."""
-    found = await lookup_conversation(store, name)
-    if found is None:
+    row = await lookup_conversation(store, name)
+    if row is None:
         raise NotInStore(f"there is no conversation {name!r}; 'kedge conversations' lists them")
-    return found
+    return row
 
 
 async def find_conversations(store: "Store", names: "Sequence[str]") -> "list[ConversationRow]":
@@ -304,12 +318,15 @@ async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | N
     except NotInStore:
         pass
     rows = await store.conversations(archived=None, limit=MAX_ROWS)
-    if titled := [row for row in rows if row.title == name]:
+    titled = [row for row in rows if row.title == name]
+    if titled:
         return _choose_by_title(titled)
     matches = [row for row in rows if _matches_id(row.id, name)]
+    if not matches:
+        return None
     if len(matches) > 1:
         raise NotInStore(f"{len(matches)} conversations match {name!r}; give more of the id")
-    return matches[0] if matches else None
+    return matches[0]
 
 
 def _matches_id(full_id: str, name: str) -> bool:
@@ -370,7 +387,7 @@ def remember(references: Iterable[str]) -> None:
         ensure_private_file(path)
         with path.open("a", encoding="utf-8") as file:
             # The first line break ends a line that was cut off.
-            file.write("".join(f"\n{json.dumps(each)}" for each in sorted(new)) + "\n")
+            file.write("".join(f"\n{json.dumps(reference)}" for reference in sorted(new)) + "\n")
 
 
 def require_confirmed(
@@ -390,8 +407,8 @@ def require_confirmed(
     missing = sorted(set(references) - _load())
     if not missing:
         return
-    shown = ", ".join(sanitize_text(mask_url(each)) for each in missing)
-    message = f"{sanitize_text(source)} names what was not used on this machine before: {shown}"
+    names = ", ".join(sanitize_text(mask_url(reference)) for reference in missing)
+    message = f"{sanitize_text(source)} names what was not used on this machine before: {names}"
     if may_ask and sys.stdin.isatty() and click.confirm(f"{message}\nUse it?", err=True):
         remember(missing)
         return

@@ -215,9 +215,9 @@ def format_usage(usage: ModelUsage) -> dict[str, Any]:
 
 async def create(request: Request) -> Any:
     """Answer ``POST /v1/chat/completions``, complete or as a stream."""
-    sent = await read_checked(request, parse_request)
-    draft = await _prepare(get_service(request), sent.result, is_long=sent.is_long)
-    include_usage = bool(get_object(sent.body, "stream_options").get("include_usage"))
+    checked = await read_checked(request, parse_request)
+    draft = await _prepare(get_service(request), checked.result, is_long=checked.is_long)
+    include_usage = bool(get_object(checked.body, "stream_options").get("include_usage"))
     build_run = partial(CompletionRun, request, draft, include_usage=include_usage)
     return await respond_stateless(request, draft, build_run)
 

@@ -91,10 +91,10 @@ def delete_item(service: ServerState, request: Request) -> dict[str, Any]:
 
 def _find_conversation(service: ServerState, request: Request) -> StoredConversation:
     id: str = request.path_params["id"]
-    found = service.conversations.find(id)
-    if found is None:
+    conversation = service.conversations.find(id)
+    if conversation is None:
         raise errors.CONVERSATION_NOT_FOUND(id=id)
-    return found
+    return conversation
 
 
 def _prepare_items(

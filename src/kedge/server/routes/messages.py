@@ -329,8 +329,8 @@ async def count_tokens(request: Request) -> Response:
     read_version(request)
     service = get_service(request)
     parse = partial(requests.parse_count_request, decrypt=service.cipher.decrypt)
-    sent = await read_checked(request, parse)
-    draft = await prepare_stateless(service, sent.result, is_long=sent.is_long)
+    checked = await read_checked(request, parse)
+    draft = await prepare_stateless(service, checked.result, is_long=checked.is_long)
     return respond_json({"input_tokens": draft.usage.input})
 
 

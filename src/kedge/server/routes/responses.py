@@ -39,9 +39,9 @@ async def create(request: Request) -> Any:
     """
     unstored: LaneMemory | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
     on_socket = unstored is not None
-    sent = await http.read_checked(request, partial(requests.check_create, on_socket=on_socket))
-    body = sent.body
-    await prepare.precount_request(body, is_long=sent.is_long)
+    checked = await http.read_checked(request, partial(requests.check_create, on_socket=on_socket))
+    body = checked.body
+    await prepare.precount_request(body, is_long=checked.is_long)
     service = http.get_service(request)
     background: BackgroundJobs = request.app.state.background
     record: RecordedRequest | None = request.scope.get(RECORD_KEY)
@@ -52,12 +52,12 @@ async def create(request: Request) -> Any:
             return await _repeat_response(request, *repeated, body.get("stream"))
     new_key = service.nodes.new_key
     resolve = partial(prepare.resolve_request, service, body, new_key, unstored)
-    reads_much = sent.is_long or prepare.reads_history(service, body, unstored)
+    reads_much = checked.is_long or prepare.reads_history(service, body, unstored)
     resolved = await service.run(resolve, is_long=reads_much)
     build = partial(
         prepare.build_draft, service, body, resolved, on_socket=on_socket, idempotency_key=key
     )
-    draft = await compute(build, is_long=sent.is_long or resolved.is_long)
+    draft = await compute(build, is_long=checked.is_long or resolved.is_long)
     max_tokens = 0 if draft.skip_model else draft.prompt.max_tokens
     reservation = await service.reserve_tokens(draft.usage.input, max_tokens)
     try:
@@ -220,25 +220,27 @@ def list_input_items(service: ServerState, request: Request) -> dict[str, Any]:
 
 async def count_input_tokens(request: Request) -> Response:
     """Answer ``POST /v1/responses/input_tokens``."""
-    sent = await http.read_checked(request, requests.check_input_tokens)
-    await prepare.precount_request(sent.body, is_long=sent.is_long)
-    _, _, model_input = await _count_input(request, sent, needs_input=False)
+    checked = await http.read_checked(request, requests.check_input_tokens)
+    await prepare.precount_request(checked.body, is_long=checked.is_long)
+    _, _, model_input = await _count_input(request, checked, needs_input=False)
     return http.respond_json(
         {"object": "response.input_tokens", "input_tokens": model_input.tokens}
     )
 
 
 async def _count_input(
-    request: Request, sent: http.CheckedBody[Any], *, needs_input: bool
+    request: Request, checked: http.CheckedBody[Any], *, needs_input: bool
 ) -> tuple[str, list[Item], ModelInput]:
     """Return the key of a request, its items in full form, and the input of a model."""
     service = http.get_service(request)
     new_key = object_forms.new_unstored_key
-    resolve = partial(prepare.resolve_request, service, sent.body, new_key, needs_input=needs_input)
-    reads_much = sent.is_long or prepare.reads_history(service, sent.body)
+    resolve = partial(
+        prepare.resolve_request, service, checked.body, new_key, needs_input=needs_input
+    )
+    reads_much = checked.is_long or prepare.reads_history(service, checked.body)
     resolved = await service.run(resolve, is_long=reads_much)
-    count = partial(prepare.count_input, service, sent.body, resolved)
-    items, model_input = await compute(count, is_long=sent.is_long or resolved.is_long)
+    count = partial(prepare.count_input, service, checked.body, resolved)
+    items, model_input = await compute(count, is_long=checked.is_long or resolved.is_long)
     return resolved.key, items, model_input
 
 
@@ -248,18 +250,18 @@ async def compact_context(request: Request) -> Response:
     The hosted API puts the user's messages before it, which the types of the official client do not
     allow. Here they are inside the compaction item, where a context starts anyway.
     """
-    sent = await http.read_checked(request, requests.check_compact)
+    checked = await http.read_checked(request, requests.check_compact)
     service = http.get_service(request)
     service.cipher.require("input")
-    await prepare.precount_request(sent.body, is_long=sent.is_long)
-    key, items, model_input = await _count_input(request, sent, needs_input=True)
+    await prepare.precount_request(checked.body, is_long=checked.is_long)
+    key, items, model_input = await _count_input(request, checked, needs_input=True)
     reservation = await service.reserve_tokens(model_input.tokens, None)
     used = ModelUsage(0, 0)
     try:
         compaction = build_compaction_item(
             service.cipher,
             object_forms.make_item_id("compaction", key, len(items)),
-            await _compact_items(service, sent.body, model_input),
+            await _compact_items(service, checked.body, model_input),
         )
         used = ModelUsage(model_input.tokens, object_forms.count_items([compaction]))
     finally:
