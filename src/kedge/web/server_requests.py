@@ -16,7 +16,7 @@ from kedge._internal.json_text import decode_object, encode
 from kedge.engines.http_errors import parse_error
 from kedge.engines.request_log import MAX_CODE_LENGTH, MAX_ERROR_LENGTH
 from kedge.server.access import CALLER_KEY
-from kedge.server.practice_model.context import last_user_text
+from kedge.server.practice_model.items import last_user_text
 from kedge.server.request_log import RecordedRequest
 from kedge.store import AccessToken, ProxiedRequest, Store
 from kedge.store.proxied_requests import MAX_PROXIED, RequestRecorder
