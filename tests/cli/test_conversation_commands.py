@@ -28,7 +28,8 @@ from kedge.config import store_url
 from kedge.conversation import Chat
 from kedge.errors import KedgeError, StoreFull
 from kedge.providers import connect
-from kedge.store import nodes, open_store
+from kedge.store import open_store
+from kedge.store.append import insert_node
 from kedge.testing.server import TestServer
 from kedge.turns import Turn, dumps, file, image, system, tool_call, tool_result, user
 
@@ -465,16 +466,16 @@ def test_import_of_nothing_is_reported() -> None:
 
 def test_interrupted_import_of_messages_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the second chat cannot be stored, the first one is not stored either."""
-    insert, calls = nodes.insert_node, 0
+    calls = 0
 
     def fail_second(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise StoreFull("no space left")
-        return insert(*args, **options)
+        return insert_node(*args, **options)
 
-    monkeypatch.setattr(nodes, "insert_node", fail_second)
+    monkeypatch.setattr("kedge.store.changes.insert_node", fail_second)
     done = run_command("import", "-", stdin=f"{json.dumps(CHAT)}\n{json.dumps(CHAT)}")
     assert (done.exit_code, calls) == (1, 2)
     assert run_json("conversations") == []
