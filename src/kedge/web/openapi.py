@@ -60,11 +60,12 @@ class IdRoute(Route):
         if b"%2f" in raw.lower():
             path = re.sub("%2f", quote(_ENCODED_SLASH), raw.decode("latin-1"), flags=re.IGNORECASE)
             scope = {**scope, "path": unquote(path.partition("?")[0])}
-        match, found = super().matches(scope)
-        for name, value in found.get("path_params", {}).items():
+        match, child_scope = super().matches(scope)
+        path_params = child_scope.get("path_params", {})
+        for name, value in path_params.items():
             if isinstance(value, str):
-                found["path_params"][name] = value.replace(_ENCODED_SLASH, "/")
-        return match, found
+                path_params[name] = value.replace(_ENCODED_SLASH, "/")
+        return match, child_scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,10 @@ class Operation:
     def response_model(self) -> type[BaseModel] | None:
         """The model of the response, if it is JSON."""
         returned = self.handler.__annotations__["return"]
-        kinds = get_args(returned) or (returned,)
-        return next((each for each in kinds if issubclass(each, BaseModel)), None)
+        for kind in get_args(returned) or (returned,):
+            if issubclass(kind, BaseModel):
+                return kind
+        return None
 
     @property
     def route(self) -> Route:
@@ -170,7 +173,8 @@ class RequestError(Exception):
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status = status
+        self.code = code
 
 
 REPORTED_ERRORS = (errors.KedgeError, RequestError, ValidationError)
@@ -183,9 +187,11 @@ def map_error(error: Exception) -> tuple[int, str, str]:
         return error.status, error.code, str(error)
     if isinstance(error, ValidationError):
         return 422, "invalid", _validation_message(error)
-    found = ((status, code) for kind, status, code in _STATUSES if isinstance(error, kind))
-    status, code = next(found, (400, "refused"))
-    return status, code, errors.describe_for_client(error)
+    message = errors.describe_for_client(error)
+    for kind, status, code in _STATUSES:
+        if isinstance(error, kind):
+            return status, code, message
+    return 400, "refused", message
 
 
 _STATUSES: tuple[tuple[type[errors.KedgeError], int, str], ...] = (
@@ -215,17 +221,20 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
 
 def _validation_message(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    location = ".".join(map(str, first["loc"]))
+    if not location:
+        return first["msg"]
+    return f"{location}: {first['msg']}"
 
 
 def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """Build the OpenAPI 3.1 document of operations."""
     shapes = [op.response_model for op in operations if op.response_model] + [ErrorResponse]
     bodies = [op.body for op in operations if op.body]
-    modes = [(shape, "serialization") for shape in dict.fromkeys(shapes)]
-    modes += [(shape, "validation") for shape in dict.fromkeys(bodies)]
-    _, schemas = models_json_schema(cast("Any", modes), ref_template="#/components/schemas/{model}")
+    models = [(shape, "serialization") for shape in dict.fromkeys(shapes)]
+    models += [(shape, "validation") for shape in dict.fromkeys(bodies)]
+    template = "#/components/schemas/{model}"
+    _, schemas = models_json_schema(cast("Any", models), ref_template=template)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         path = operation.path.replace(":number}", "}")
@@ -251,14 +260,16 @@ def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, An
 
 
 def _describe_operation(operation: Operation) -> dict[str, Any]:
-    body = {"required": True, "content": _describe_content(operation.body)}
-    return {
+    description = {
         "summary": operation.summary,
         "operationId": operation.handler.__name__,
         "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
         "responses": _describe_responses(operation),
-        **({"requestBody": body} if operation.body else {}),
     }
+    if operation.body:
+        content = _describe_content(operation.body)
+        description["requestBody"] = {"required": True, "content": content}
+    return description
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
@@ -271,7 +282,9 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
 
 
 def _query_parameters(shape: type[BaseModel] | None) -> list[dict[str, Any]]:
-    schema: dict[str, Any] = shape.model_json_schema() if shape else {"properties": {}}
+    if shape is None:
+        return []
+    schema = shape.model_json_schema()
     required = schema.get("required", ())
     return [
         {"name": name, "in": "query", "required": name in required, "schema": _drop_null(member)}
@@ -282,10 +295,12 @@ def _query_parameters(shape: type[BaseModel] | None) -> list[dict[str, Any]]:
 def _drop_null(schema: dict[str, Any]) -> dict[str, Any]:
     """Remove null from a query parameter: an absent parameter is omitted."""
     rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
-    kinds = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
     if schema.get("default") is not None:
         rest["default"] = schema["default"]
-    return {**rest, **kinds[0]} if kinds else rest
+    for alternative in schema.get("anyOf", ()):
+        if alternative.get("type") != "null":
+            return {**rest, **alternative}
+    return rest
 
 
 def _describe_responses(operation: Operation) -> dict[str, Any]:
@@ -294,9 +309,12 @@ def _describe_responses(operation: Operation) -> dict[str, Any]:
         content = _describe_content(operation.response_model, operation.media_type)
         responses[str(operation.status)]["content"] = content
     error_statuses = {401, 403, 429, *operation.errors}
-    error_statuses |= {404} if "{" in operation.path else set[int]()
-    error_statuses |= {422} if operation.query or operation.body else set[int]()
-    error_statuses |= {400, 408, 413, 415} if operation.body else set[int]()
+    if "{" in operation.path:
+        error_statuses |= {404}
+    if operation.query or operation.body:
+        error_statuses |= {422}
+    if operation.body:
+        error_statuses |= {400, 408, 413, 415}
     for status in sorted(error_statuses):
         responses[str(status)] = {
             "description": _ERROR_DESCRIPTIONS[status],
@@ -310,8 +328,11 @@ def _describe_content(
 ) -> dict[str, Any]:
     if shape is None:
         return {media_type: {"schema": {}}}
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{shape.__name__}"}}}
-    return content if media_type == "application/json" else {**content, media_type: {"schema": {}}}
+    reference = {"$ref": f"#/components/schemas/{shape.__name__}"}
+    content: dict[str, Any] = {"application/json": {"schema": reference}}
+    if media_type not in content:
+        content[media_type] = {"schema": {}}
+    return content
 
 
 _ERROR_DESCRIPTIONS = {

@@ -42,13 +42,17 @@ from kedge.web.plan_card import (
 from kedge.web.runs import Run, RunRegistry
 from kedge.web.schemas import FILE_TYPES, IMAGE_TYPES, ListQuery
 from kedge.web.shapes import overview_status
-from kedge.web.transcript import ExchangeView, MessageViews, find_pending, split_exchanges
+from kedge.web.transcript import (
+    ExchangeView,
+    MessageView,
+    MessageViews,
+    find_pending,
+    split_exchanges,
+)
 from kedge.workflows.roles import WORKFLOW_KEY
 
 MAX_HITS = 2000
 """The maximum number of search results."""
-
-
 MAX_EXCHANGES = 40
 """The number of exchanges of a path that are shown by default."""
 WORKFLOW_TAG_PREFIX = f"{WORKFLOW_KEY}:"
@@ -92,7 +96,8 @@ class ConversationService:
         Returns:
             The conversations, their total number, and the hits of a search by id.
         """
-        only, hits = None, dict[str, list[Hit]]()
+        only: list[str] | None = None
+        hits: dict[str, list[Hit]] = {}
         if query.q.strip():
             for hit in await self.store.search(query.q, tag=query.tag, limit=MAX_HITS):
                 hits.setdefault(hit.conversation, []).append(hit)
@@ -130,7 +135,9 @@ class ConversationService:
         settings = dict(self.settings)
         settings["middleware"] = (*middleware, *settings.get("middleware", ()))
         opened = await Conversation.open(choice.engine, store=self.store, id=row.id, **settings)
-        options = {"model": choice.request_name} if choice.request_name else {}
+        options: dict[str, Any] = {}
+        if choice.request_name:
+            options["model"] = choice.request_name
         return OpenConversation(opened, tree, node, options)
 
     async def load_view(
@@ -157,27 +164,41 @@ class ConversationService:
         node = (await self.store.find_node(row, parse_position(at))).id
         if block:
             node = await self._find_view_of(row, tree, node, block)
-        loaded, nodes = await self.store.load(row, node), trees.path_to(tree, node)
-        blocks = loaded.blocks
-        previous = await self._load_previous_texts(row, nodes, blocks)
-        messages = MessageViews(blocks, previous, trees.name_answer_models(tree, nodes, blocks))
-        exchanges, ranges = split_exchanges(nodes, messages, tree.responses)
-        omitted = 0 if show_all else max(len(exchanges) - MAX_EXCHANGES, 0)
         chosen = response_tree.shown_nodes.get(node, 0)
-        model, problem = self._describe_model(row, await self.store.newest_response(row, node))
-        pending = find_pending(nodes, ranges, messages)
-        runs, summary = self.runs.list(row.id), await self.summarize(row)
-        run = next((r for r in runs if response_tree.shown_nodes.get(r.at, 0) == chosen), None)
-        layout = compute_layout(response_tree.nodes, chosen, unfold)
+
+        loaded = await self.store.load(row, node)
+        path = trees.path_to(tree, node)
+        previous = await self._load_previous_texts(row, path, loaded.blocks)
+        models = trees.name_answer_models(tree, path, loaded.blocks)
+        messages = MessageViews(loaded.blocks, previous, models)
+        exchanges, ranges = split_exchanges(path, messages, tree.responses)
+        omitted = max(len(exchanges) - MAX_EXCHANGES, 0)
+        if show_all:
+            omitted = 0
+
+        runs = self.runs.list(row.id)
+        run, other_run = _find_shown_run(runs, response_tree, chosen)
         unanswered = await self._load_unanswered(row, tree, node, runs)
+        pending = find_pending(path, ranges, messages)
+        rest: tuple[MessageView, ...] = ()
+        if pending is None:
+            rest = messages.render_ranges(ranges)
+        else:
+            unanswered.insert(0, pending)
+
+        summary = await self.summarize(row)
+        model, problem = self._describe_model(row, await self.store.newest_response(row, node))
+        choices = dict.fromkeys(self.models.names)
+        if not problem:
+            choices = dict.fromkeys((model, *self.models.names))
         return {
             "row": row,
             "name": _name_conversation(summary),
             "model": model,
-            "models": dict.fromkeys((*((model,) if not problem else ()), *self.models.names)),
+            "models": choices,
             "model_problem": problem,
             "status": self.status(summary),
-            "layout": layout,
+            "layout": compute_layout(response_tree.nodes, chosen, unfold),
             "answer_models": trees.name_models(tree.responses),
             "node": node,
             "chosen": chosen,  # the shown node that represents the selected one; 0 if there is none
@@ -185,15 +206,15 @@ class ConversationService:
             "head": response_tree.head,
             "path": exchanges[omitted:],
             "accepted": ",".join((*IMAGE_TYPES, *FILE_TYPES)),
-            "system": read_instructions(blocks),
+            "system": read_instructions(loaded.blocks),
             "object_id": loaded.state.conversation_id,
-            "pending": () if pending else messages.render_ranges(ranges),
-            "unanswered": [*((pending,) if pending else ()), *unanswered],
+            "pending": rest,
+            "unanswered": unanswered,
             "times": {each.id: each.created_at for each in tree.nodes},
             "sums": response_tree.sums,
             "omitted": omitted,
             "run": run,
-            "other_run": next(iter(runs), None) if run is None else None,
+            "other_run": other_run,
             "runs": [each.id for each in runs],
         }
 
@@ -203,21 +224,22 @@ class ConversationService:
 
     async def summarize(self, row: ConversationRow) -> summaries.ConversationSummary:
         """Return a conversation with its totals."""
-        found, _ = await summaries.list_summaries(
+        (summary,), _ = await summaries.list_summaries(
             self.store, ids=[row.id], show="all", scheduled=True
         )
-        return found[0]
+        return summary
 
     async def _find_view_of(
         self, row: ConversationRow, tree: trees.StoredTree, node: int, block: str
     ) -> int:
         """Return a node whose path contains a block."""
-        if any(each.id == block for each in (await self.store.load(row)).blocks):
+        blocks = (await self.store.load(row)).blocks
+        if any(candidate.id == block for candidate in blocks):
             return row.head
         below = {node}
-        for each in tree.nodes:  # parents come before their children
-            if each.parent in below and each.kept >= min(each.length, 1):
-                below.add(each.id)
+        for child in tree.nodes:  # parents come before their children
+            if child.parent in below and child.kept >= min(child.length, 1):
+                below.add(child.id)
         return max(below)
 
     async def _load_unanswered(
@@ -225,43 +247,46 @@ class ConversationService:
     ) -> list[ExchangeView]:
         """Load the questions below a node that have no complete answer and are not running."""
         exchanges: list[ExchangeView] = []
-        for each in (await self.store.unanswered_after(row, node))[-MAX_UNANSWERED:]:
-            question = each.question.id
+        for unanswered in (await self.store.unanswered_after(row, node))[-MAX_UNANSWERED:]:
+            question = unanswered.question.id
             if question == node or any(run.has_asked(question) for run in runs):
                 continue
-            path = trees.path_to(tree, each.end.id)
-            blocks = (await self.store.load(row, each.end.id)).blocks
+            path = trees.path_to(tree, unanswered.end.id)
+            blocks = (await self.store.load(row, unanswered.end.id)).blocks
             models = trees.name_answer_models(tree, path, blocks)
             messages = MessageViews(blocks, models=models)
-            found, ranges = split_exchanges(path, messages, tree.responses)
-            exchanges += [exchange for exchange in found if exchange.question == question]
-            if pending := find_pending(path, ranges, messages):
+            on_path, ranges = split_exchanges(path, messages, tree.responses)
+            exchanges += [exchange for exchange in on_path if exchange.question == question]
+            pending = find_pending(path, ranges, messages)
+            if pending is not None:
                 exchanges.append(pending)
             elif not exchanges[-1].is_trouble:  # its last answer has a tool call without a result
-                exchanges[-1] = replace(exchanges[-1], status=each.status, has_progress=True)
+                exchanges[-1] = replace(exchanges[-1], status=unanswered.status, has_progress=True)
         return exchanges
 
     async def compare(self, name: str, left: str, right: str) -> dict[str, Any]:
         """Compare the paths to two nodes block by block, for the template."""
         row, tree = await self._read_tree(name)
+        left_end = (await self.store.find_node(row, parse_position(left))).id
+        right_end = (await self.store.find_node(row, parse_position(right))).id
+        left_blocks = (await self.store.load(row, left_end)).blocks
+        right_blocks = (await self.store.load(row, right_end)).blocks
+        models = {
+            **trees.name_answer_models(tree, trees.path_to(tree, left_end), left_blocks),
+            **trees.name_answer_models(tree, trees.path_to(tree, right_end), right_blocks),
+        }
+        rows, common = await to_thread.run_sync(build_diff, left_blocks, right_blocks, models)
         response_tree = build_response_tree(tree, self.clock())
-        ends = [(await self.store.find_node(row, parse_position(end))).id for end in (left, right)]
-        blocks = [(await self.store.load(row, end)).blocks for end in ends]
-        models: dict[str, str] = {}
-        for end, listed in zip(ends, blocks, strict=True):
-            models |= trees.name_answer_models(tree, trees.path_to(tree, end), listed)
-        rows, common = await to_thread.run_sync(build_diff, blocks[0], blocks[1], models)
-        labels = [
-            _node_label(response_tree, response_tree.shown_nodes.get(end, end)) for end in ends
-        ]
-        totals = [_own_totals(tree, end, other) for end, other in (ends, ends[::-1])]
         return {
             "id": row.id,
             "name": _name_conversation(await self.summarize(row)),
-            "left": str(ends[0]),
-            "right": str(ends[1]),
+            "left": str(left_end),
+            "right": str(right_end),
             "rows": rows,
-            "sides": list(zip(("left", "right"), ends, totals, labels, strict=True)),
+            "sides": [
+                _describe_side("left", left_end, right_end, tree, response_tree),
+                _describe_side("right", right_end, left_end, tree, response_tree),
+            ],
             "common_count": common,  # the number of blocks that are the same
         }
 
@@ -271,10 +296,11 @@ class ConversationService:
         """Return the text of each edited block before its last edit, by block id."""
         texts: dict[str, str] = {}
         for block in blocks:
-            edited = block.metadata.get(EDITED_KEY)
-            if isinstance(edited, str):
-                old = await summaries.load_attached(self.store, row, edited)
-                texts[block.id] = block_text(old[-1]) if old else ""
+            replaced_id = block.metadata.get(EDITED_KEY)
+            if not isinstance(replaced_id, str):
+                continue
+            replaced = await summaries.load_attached(self.store, row, replaced_id)
+            texts[block.id] = block_text(replaced[-1]) if replaced else ""
         parents = {node.id: node for node in path}
         edits = [node for node in path if node.kind == "edited" and node.parent in parents]
         for node in edits[-MAX_EDITS:]:
@@ -302,12 +328,13 @@ class ConversationService:
         blocks: Sequence[Block],
     ) -> str:
         """Return a sentence about the change that made a newer response unusable as an anchor."""
-        nodes = {each.provider_response_id: node for node, each in tree.responses.items()}
-        changed = (each.response_id for each in response.rejected if each.reason == "changed")
-        node = next((nodes[name] for name in changed if name in nodes), None)
-        if node is None:
-            return ""
-        return describe_first_change((await self.store.load(row, node)).blocks, blocks)
+        nodes = {record.provider_response_id: node for node, record in tree.responses.items()}
+        for rejected in response.rejected:
+            node = nodes.get(rejected.response_id)
+            if rejected.reason == "changed" and node is not None:
+                before = (await self.store.load(row, node)).blocks
+                return describe_first_change(before, blocks)
+        return ""
 
     def _describe_model(
         self, row: ConversationRow, response: RequestRecord | None
@@ -345,10 +372,30 @@ def _node_label(response_tree: ResponseTree, chosen: int) -> str:
 def _own_totals(tree: trees.StoredTree, end: int, other: int) -> Totals:
     """Return the totals of the responses that are on one path and not on the other."""
     shared = {node.id for node in trees.path_to(tree, other)}
-    responses = (
-        tree.responses.get(each.id) for each in trees.path_to(tree, end) if each.id not in shared
-    )
-    return sum((response_totals(each) for each in responses if each), Totals())
+    totals = Totals()
+    for node in trees.path_to(tree, end):
+        response = tree.responses.get(node.id)
+        if response is not None and node.id not in shared:
+            totals += response_totals(response)
+    return totals
+
+
+def _describe_side(
+    name: str, end: int, other: int, tree: trees.StoredTree, response_tree: ResponseTree
+) -> tuple[str, int, Totals, str]:
+    """Return the name of a side of a comparison, its end, its own totals and its label."""
+    label = _node_label(response_tree, response_tree.shown_nodes.get(end, end))
+    return name, end, _own_totals(tree, end, other), label
+
+
+def _find_shown_run(
+    runs: Sequence[Run], response_tree: ResponseTree, chosen: int
+) -> tuple[Run | None, Run | None]:
+    """Return the run that continues the chosen response; if there is none, the first one elsewhere."""
+    for run in runs:
+        if response_tree.shown_nodes.get(run.at, 0) == chosen:
+            return run, None
+    return None, next(iter(runs), None)
 
 
 class UserServices:
@@ -379,8 +426,9 @@ class UserServices:
             service = replace(admin, store=store, runs=RunRegistry())
             self._services[caller.namespace] = service
         if caller not in self._models:
-            reject = {} if not caller.namespace else {"connect": _reject_provider}
-            self._models[caller] = admin.models.with_engine(self._connect(caller), **reject)
+            connect_provider = _reject_provider if caller.namespace else None
+            engine = self._connect(caller)
+            self._models[caller] = admin.models.with_engine(engine, connect_provider)
         return replace(service, models=self._models[caller])
 
     async def aclose(self) -> None:

@@ -54,16 +54,21 @@ def members_of(record: type, names: str, **descriptions: str) -> Callable[[type[
     """
 
     def add(model: type[M]) -> type[M]:
-        own, types = model.model_fields, get_type_hints(record)
-        members: dict[str, Any] = {
-            name: (own[name].annotation, own[name])
-            if name in own
-            else (types[name], Field(description=descriptions.get(name)))
-            for name in names.split()
-        }
-        base = cast("type[M]", model.__base__)
-        about: dict[str, Any] = {"__doc__": model.__doc__, "__module__": __name__}
-        return create_model(model.__name__, __base__=base, **about, **members)
+        own = model.model_fields
+        types = get_type_hints(record)
+        members: dict[str, Any] = {}
+        for name in names.split():
+            if name in own:
+                members[name] = (own[name].annotation, own[name])
+            else:
+                members[name] = (types[name], Field(description=descriptions.get(name)))
+        return create_model(
+            model.__name__,
+            __base__=cast("type[M]", model.__base__),
+            __doc__=model.__doc__,
+            __module__=__name__,
+            **members,
+        )
 
     return add
 
@@ -433,13 +438,15 @@ def format_headline(row: RequestRecord) -> str:
     if row.anchor:
         return f"Chained on {row.anchor}: sent {sent}."
     reason = describe_full_send(row.mode, row.reason, has_candidates=bool(row.rejected))
-    return f"Sent in full ({sent}){f': {reason}' if reason else ''}."
+    if not reason:
+        return f"Sent in full ({sent})."
+    return f"Sent in full ({sent}): {reason}."
 
 
 def iter_notes(row: RequestRecord) -> Iterable[str]:
     """Yield further sentences about a request."""
     if row.error:
-        yield capitalize(f"{row.error}{'' if row.error.endswith('.') else '.'}")
+        yield capitalize(f"{row.error.removesuffix('.')}.")
     if row.is_resent:
         yield "It was sent again in another request."
     if row.more_rejected:
@@ -480,4 +487,6 @@ def overview_status(summary: ConversationSummary, now: float) -> str:
         return "lost"
     if until is None or now < until - EXPIRING_SECONDS:
         return "active"
-    return "expired" if now >= until else "expiring"
+    if now < until:
+        return "expiring"
+    return "expired"

@@ -87,7 +87,7 @@ class MessageViews:
         self._names = {block.call_id: block.name for block in calls}
 
     def render(
-        self, start: int = 0, stop: int | None = None, *tags: str
+        self, start: int = 0, stop: int | None = None, tags: tuple[str, ...] = ()
     ) -> tuple[MessageView, ...]:
         """Return the messages of a range of blocks, with further tags."""
         views = [_render_block(block, self._names) for block in self.blocks[start:stop]]
@@ -96,26 +96,26 @@ class MessageViews:
                 view,
                 previous=self._previous.get(view.id),
                 model=self._models.get(view.id, ""),
-                tags=(*view.tags, *tags),
+                tags=view.tags + tags,
             )
             for view in views
         )
 
     def render_ranges(self, ranges: Sequence[BlockRange]) -> tuple[MessageView, ...]:
         """Return the messages of the blocks that some nodes added."""
-        return tuple(
-            message
-            for node, start, stop in ranges
-            for message in self.render(start, stop, *(("merged",) * (node.kind == "merged")))
-        )
+        messages: list[MessageView] = []
+        for node, start, stop in ranges:
+            tags = ("merged",) if node.kind == "merged" else ()
+            messages += self.render(start, stop, tags)
+        return tuple(messages)
 
 
 @dataclass(frozen=True)
 class ExchangeView:
     """A question and its answer, whose messages are rendered when they are needed.
 
-    ``node`` is the node of the answer, ``question`` that of the question (0 if history was rewritten),
-    ``before`` the node before it. ``row`` is None while there is no response.
+    ``node`` is the node of the answer, ``question`` the node of the question (0 if history was rewritten),
+    ``before`` the node before the question. ``row`` is None while there is no response.
     """
 
     messages: MessageViews
@@ -154,47 +154,84 @@ def split_exchanges(
     Where history was rewritten, a node contains blocks of earlier responses: they are shown with their
     response, as they were received. A response whose blocks were all removed is not shown.
     """
-    by_response_id = {
-        row.provider_response_id: row for row in responses.values() if row.provider_response_id
-    }
-    done: list[ExchangeView] = []
-    ranges: list[BlockRange] = []
-    before = question = 0
+    builder = _ExchangeBuilder(messages, responses)
+    before = 0
+    question = 0
+    for node, start, stop in iter_block_ranges(path):
+        if node.kind == "asked":
+            before = node.parent
+            question = node.id
+        row = responses.get(node.id)
+        if row is None:
+            builder.add_blocks(node, start, stop)
+        elif stop > start or row.status not in ANSWERED_STATUSES:
+            builder.add_exchange(node, row, (start, stop), before, question)
+            before = 0
+    return builder.exchanges, builder.ranges
 
-    def add(
+
+class _ExchangeBuilder:
+    """Collects the exchanges of a path, and the blocks after the last of them.
+
+    Args:
+        messages: The messages of the path.
+        responses: The responses of the tree, by node.
+    """
+
+    def __init__(self, messages: MessageViews, responses: Mapping[int, RequestRecord]) -> None:
+        self.exchanges: list[ExchangeView] = []
+        self.ranges: list[BlockRange] = []
+        self._messages = messages
+        self._by_response_id = {
+            row.provider_response_id: row for row in responses.values() if row.provider_response_id
+        }
+
+    def add_exchange(
+        self,
         node: Node,
         row: RequestRecord,
         answered: tuple[int, int],
         before: int = 0,
         question: int = 0,
     ) -> None:
-        has_progress = any(each.kind == "results" for each, _, _ in ranges)
-        created_at, asked = row.created_at or node.created_at, tuple(ranges)
-        status = "resent" if row.is_resent else row.status
-        blocks = (asked, answered, created_at, before, question, status, has_progress)
-        done.append(ExchangeView(messages, row.node, row, *blocks))
-        ranges.clear()
+        """Add an exchange, which asks with the blocks that were collected."""
+        self.exchanges.append(
+            ExchangeView(
+                messages=self._messages,
+                node=row.node,
+                row=row,
+                asked_ranges=tuple(self.ranges),
+                answered_range=answered,
+                created_at=row.created_at or node.created_at,
+                before=before,
+                question=question,
+                status="resent" if row.is_resent else row.status,
+                has_progress=any(asked.kind == "results" for asked, _, _ in self.ranges),
+            )
+        )
+        self.ranges = []
 
-    for node, start, stop in iter_block_ranges(path):
-        if node.kind == "asked":
-            before, question = node.parent, node.id
-        row = responses.get(node.id)
-        if row is not None:
-            if stop > start or row.status not in ANSWERED_STATUSES:
-                add(node, row, (start, stop), before, question)
-                before = 0
-            continue
-        rewritten = len(done)
+    def add_blocks(self, node: Node, start: int, stop: int) -> None:
+        """Add blocks of a node without a response; if history was rewritten, they include earlier answers."""
+        first = len(self.exchanges)
         for index in range(start, stop):
-            row = by_response_id.get(messages.blocks[index].response_id)
-            last = done[-1] if len(done) > rewritten else None
+            row = self._by_response_id.get(self._messages.blocks[index].response_id)
             if row is None:
-                ranges.append((node, index, index + 1))
-            elif last and last.row is row and last.answered_range[1] == index:
-                done[-1] = replace(last, answered_range=(last.answered_range[0], index + 1))
+                self.ranges.append((node, index, index + 1))
+            elif len(self.exchanges) > first and self._ends_before(index, row):
+                self._extend_answer(index + 1)
             else:
-                add(node, row, (index, index + 1))
-    return done, ranges
+                self.add_exchange(node, row, (index, index + 1))
+
+    def _ends_before(self, index: int, row: RequestRecord) -> bool:
+        """Return whether the last exchange is the beginning of an answer that continues with a block."""
+        last = self.exchanges[-1]
+        return last.row is row and last.answered_range[1] == index
+
+    def _extend_answer(self, stop: int) -> None:
+        last = self.exchanges[-1]
+        start, _ = last.answered_range
+        self.exchanges[-1] = replace(last, answered_range=(start, stop))
 
 
 def find_pending(
@@ -205,8 +242,17 @@ def find_pending(
     end = path[-1]
     if question is None or end.kind not in ("asked", "results"):
         return None
-    asked = (tuple(ranges), (0, 0), end.created_at, question.parent, question.id)
-    return ExchangeView(messages, end.id, None, *asked, has_progress=end.kind == "results")
+    return ExchangeView(
+        messages=messages,
+        node=end.id,
+        row=None,
+        asked_ranges=tuple(ranges),
+        answered_range=(0, 0),
+        created_at=end.created_at,
+        before=question.parent,
+        question=question.id,
+        has_progress=end.kind == "results",
+    )
 
 
 def _render_block(block: turns.Block, names: Mapping[str, str]) -> MessageView:
@@ -215,7 +261,9 @@ def _render_block(block: turns.Block, names: Mapping[str, str]) -> MessageView:
             return _render_text(block, "You", block.text, block.parts)
         case turns.AssistantBlock():
             view = _render_text(block, "Assistant", block.text, block.parts)
-            return replace(view, tags=(*view.tags, "refused")) if block.refusal else view
+            if block.refusal:
+                view = replace(view, tags=(*view.tags, "refused"))
+            return view
         case turns.SystemBlock():
             title = "Developer" if block.role == "developer" else "System"
             return _render_text(block, title, block.text, ())
@@ -250,8 +298,10 @@ def _render_text(
     block: turns.Block, title: str, text: str, parts: Sequence[turns.Part]
 ) -> MessageView:
     refusals = [part.text for part in parts if isinstance(part, turns.RefusalPart)]
-    complete = "\n\n".join([text, *refusals]) if refusals else text
-    origin = () if block.origin in ("user", "engine") else (f"by {block.origin}",)
+    complete = "\n\n".join([text, *refusals])
+    origin: tuple[str, ...] = ()
+    if block.origin not in ("user", "engine"):
+        origin = (f"by {block.origin}",)
     return MessageView(
         block.id,
         block.kind,
@@ -265,12 +315,11 @@ def _render_text(
 
 def _render_reasoning(block: turns.ReasoningBlock) -> MessageView:
     text = "\n\n".join((*block.summary, *block.texts))
+    hint = summarize_text(text)
     if not text:
         text = "*The provider does not show the reasoning of the model.*"
-        note = "encrypted" if block.encrypted_content else "not shown"
-    else:
-        note = summarize_text(text)
-    return MessageView(block.id, "reasoning", "Reasoning", text, text, note)
+        hint = "encrypted" if block.encrypted_content else "not shown"
+    return MessageView(block.id, "reasoning", "Reasoning", source=text, text=text, hint=hint)
 
 
 def _render_parts(block: turns.Block, parts: Sequence[turns.Part]) -> Iterator[Attachment]:
@@ -281,8 +330,11 @@ def _render_parts(block: turns.Block, parts: Sequence[turns.Part]) -> Iterator[A
                 yield _render_image("Image", part.url or part.file_id, stored)
             case turns.FilePart():
                 name = part.filename or part.file_id or "without a name"
-                link = part.url if is_safe_link(part.url) else ""
-                yield Attachment(f"File: {name}", link=link, stored=stored if part.data else "")
+                yield Attachment(
+                    f"File: {name}",
+                    link=part.url if is_safe_link(part.url) else "",
+                    stored=stored if part.data else "",
+                )
             case turns.OpaquePart():
                 yield Attachment(f"A part of type {part.content.get('type', 'unknown')}")
             case turns.TextPart() | turns.RefusalPart():
@@ -305,13 +357,17 @@ def indent_json(text: str) -> str:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return encode_indented(cast("Any", value)) if isinstance(value, dict | list) else text
+    if not isinstance(value, dict | list):
+        return text
+    return encode_indented(cast("Any", value))
 
 
 def summarize_text(text: str) -> str:
     """Return the beginning of a text on one line."""
     line = " ".join(text[: 4 * HINT_LENGTH].split())
-    return line if len(line) <= HINT_LENGTH else f"{line[:HINT_LENGTH]}…"
+    if len(line) <= HINT_LENGTH:
+        return line
+    return f"{line[:HINT_LENGTH]}…"
 
 
 _MARK = Markup("<mark>{}</mark>")
@@ -319,17 +375,23 @@ _MARK = Markup("<mark>{}</mark>")
 
 def find_matches(text: str, query: str) -> list[tuple[int, int]]:
     """Return the start and the end of each word of a text that matches a search."""
-    atoms = [atom for each in Query.parse(query).alternatives for atom in each.required]
+    alternatives = Query.parse(query).alternatives
+    atoms = [atom for alternative in alternatives for atom in alternative.required]
     terms = [(word, atom.is_prefix) for atom in atoms for word in atom.pattern.split()]
     matches: list[tuple[int, int]] = []
-    for found in WORD.finditer(text):
-        word = fold_text(found.group())
-        for term, is_prefix in terms:
-            is_unspaced = not term.isascii() and term in word
-            if word == term or is_unspaced or (is_prefix and word.startswith(term)):
-                matches.append(found.span())
-                break
+    for match in WORD.finditer(text):
+        word = fold_text(match.group())
+        if any(_matches_term(word, term, is_prefix=is_prefix) for term, is_prefix in terms):
+            matches.append(match.span())
     return matches
+
+
+def _matches_term(word: str, term: str, *, is_prefix: bool) -> bool:
+    """Return whether a word of a text matches a word of a search."""
+    if word == term or (is_prefix and word.startswith(term)):
+        return True
+    # Texts in scripts without spaces, such as Chinese, are one word.
+    return not term.isascii() and term in word
 
 
 def render_excerpt(hit: Hit, query: str) -> Markup:
