@@ -9,7 +9,7 @@ from itertools import count
 
 from benchmarks.table import Row, compare_cpu
 from kedge._internal.display import MAX_MARKDOWN_WORK, estimate_markdown_work
-from kedge.web.page_templates import MAX_LENGTH, PageMarkdown
+from kedge.web.markdown import MAX_LENGTH, PageMarkdown
 
 BASELINE = "a usual answer of the same estimated work"
 USUAL = """\

@@ -1,7 +1,7 @@
 """Tests of the comparison of paths: by content, aligned, and word by word."""
 
 from kedge.turns import assistant, system, tool_call, tool_result, user
-from kedge.web.plan_card import (
+from kedge.web.block_diff import (
     MAX_BLOCKS,
     MAX_PAGE_WORDS,
     MAX_WORDS,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from for_each import for_each
 from kedge._internal.display import MAX_MARKDOWN_WORK, estimate_markdown_work
-from kedge.web import page_templates as markdown
-from kedge.web.page_templates import (
+from kedge.web import markdown
+from kedge.web.markdown import (
     MAX_CACHED_CHARS,
     MAX_LENGTH,
     MAX_PAGE_WORK,

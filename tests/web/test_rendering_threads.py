@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from kedge.web import page_templates as markdown
-from kedge.web import service
+from kedge.web import markdown, service
 from kedge.workflows import refine
 from web.conftest import TIMEOUT, PageServer
 

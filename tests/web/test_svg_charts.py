@@ -76,8 +76,16 @@ def test_breakdown_rows_add_up_to_total() -> None:
     assert (other, rest.requests, rest.errors, rest.dollars) == ("1 other", 2, 0, 1.0)
     assert (total.dollars, total.unpriced) == (3.0, 2)
     assert total == tuple(map(sum, zip(first, second, rest, strict=True)))
-    view = {"stats": stats, "failures": (), "labels": (), "series": build_series(())}
-    html = render("figures.html", view={**view, "process": (None, ()), "breakdowns": breakdowns})
+    view = {
+        "stats": stats,
+        "failures": (),
+        "labels": (),
+        "series": build_series(()),
+        "planning_seconds": None,
+        "call_ids": (),
+        "breakdowns": breakdowns,
+    }
+    html = render("figures.html", view=view)
     costs = re.findall(r'data-label="Cost">(.*?)<', html)
     last = "$3.00 + 2 without a price"
     assert costs == [last, last, "$2.00", NO_VALUE, "$1.00", last]

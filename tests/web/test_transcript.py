@@ -17,7 +17,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from kedge.web.page_templates import PageMarkdown
+from kedge.web.markdown import PageMarkdown
 from kedge.web.transcript import MessageViews, indent_json, split_exchanges, summarize_text
 
 

@@ -46,27 +46,45 @@ ROUTES = [
 
 async def _on_error(request: Request, error: Exception) -> Response:
     """Return an error of the API, or a page about it."""
-    allowed: dict[str, str] = {}
+    if request.url.path.startswith("/api/"):
+        response = _build_api_error(error)
+    else:
+        response = await _render_error(request, error)
+    if response.status_code == 405:
+        response.headers["allow"] = format_allowed_methods(ROUTES, request.scope)
+    return response
+
+
+def _build_api_error(error: Exception) -> Response:
     match error:
         case HTTPException(status_code=405):
-            status, code, message = 405, "not_allowed", "method not allowed"
-            title, text = "Not allowed", "This page does not accept that."
-            allowed["allow"] = format_allowed_methods(ROUTES, request.scope)
+            return security.error_response(405, "not_allowed", "method not allowed")
         case HTTPException(status_code=status):
-            code, message = "not_found", "not found; /api/openapi.json lists the routes"
-            title, text = "Not found", "There is no such page."
+            message = "not found; /api/openapi.json lists the routes"
+            return security.error_response(status, "not_found", message)
         case _:
             status, code, message = map_error(error)
-            titles = {404: "Not found", 413: "Request too large"}
-            title, text = titles.get(status, "Request failed"), f"{capitalize(message)}."
-    if request.url.path.startswith("/api/"):
-        response = security.error_response(status, code, message)
-    else:
-        response = await render_page(
-            request, "error.html", here="", status=status, title=title, message=text
-        )
-    response.headers.update(allowed)
-    return response
+            return security.error_response(status, code, message)
+
+
+async def _render_error(request: Request, error: Exception) -> Response:
+    match error:
+        case HTTPException(status_code=405 as status):
+            title = "Not allowed"
+            text = "This page does not accept that."
+        case HTTPException(status_code=status):
+            title = "Not found"
+            text = "There is no such page."
+        case _:
+            status, _, message = map_error(error)
+            title = _ERROR_TITLES.get(status, "Request failed")
+            text = f"{capitalize(message)}."
+    return await render_page(
+        request, "error.html", here="", status=status, title=title, message=text
+    )
+
+
+_ERROR_TITLES = {404: "Not found", 413: "Request too large"}
 
 
 def create_page(
@@ -106,7 +124,8 @@ class PathDispatch:
     """
 
     def __init__(self, server: Starlette, page: Starlette) -> None:
-        self.server, self.page = server, page
+        self.server = server
+        self.page = page
         self.state = server.state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,8 +173,8 @@ async def open_page_server(
         services = UserServices(service, connect_as)
         stack.push_async_callback(services.aclose)
         await service.deletions.resume(store, models)
-        most = settings.limits.header_bytes
-        auth = security.PageAuth(settings.token, settings.any_host, tokens, most)
+        header_bytes = settings.limits.header_bytes
+        auth = security.PageAuth(settings.token, settings.any_host, tokens, header_bytes)
         recorder = ServerRequests(store, f"{url}/v1")
         recording = asyncio.create_task(recorder.run())
         stack.push_async_callback(lambda: recording)
@@ -183,11 +202,14 @@ def connect_own_server(settings: Settings, url: str, token: str | None = None) -
 def model_names(settings: Settings) -> tuple[str, ...]:
     """Return the names of the server's models, the default first."""
     names = tuple(settings.models) or (settings.model.name,)
-    first = settings.default if settings.default and settings.default in names else names[0]
+    first = names[0]
+    if settings.default and settings.default in names:
+        first = settings.default
     return (first, *(name for name in names if name != first))
 
 
 def database_scope(db: str) -> str:
     """Return the scope of a server database: the same file has the same scope at any address."""
-    name = secrets.token_hex(8) if db == IN_MEMORY else hashlib.sha256(db.encode()).hexdigest()[:16]
-    return f"kedge/{name}"
+    if db == IN_MEMORY:
+        return f"kedge/{secrets.token_hex(8)}"
+    return f"kedge/{hashlib.sha256(db.encode()).hexdigest()[:16]}"

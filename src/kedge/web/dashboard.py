@@ -44,33 +44,37 @@ class Figures(NamedTuple):
 
 def build_series(buckets: Sequence[analytics.Bucket]) -> dict[str, dict[str, list[float | None]]]:
     """Return the series of each chart: one value per interval."""
-    latencies, tokens = [each.latency for each in buckets], [each.tokens for each in buckets]
     return {
         "requests": {
-            "chained": [each.chained for each in buckets],
-            "not chained": [each.requests - each.chained - each.refused for each in buckets],
-            "refused": [each.refused for each in buckets],
+            "chained": [bucket.chained for bucket in buckets],
+            "not chained": [
+                bucket.requests - bucket.chained - bucket.refused for bucket in buckets
+            ],
+            "refused": [bucket.refused for bucket in buckets],
         },
         "bytes": {
-            name: [getattr(each, f"{name}_bytes") for each in buckets] for name in ("sent", "saved")
+            "sent": [bucket.sent_bytes for bucket in buckets],
+            "saved": [bucket.saved_bytes for bucket in buckets],
         },
         "first_token": {
-            "median": [each.first_token_median for each in latencies],
-            "95th percentile": [each.first_token_p95 for each in latencies],
+            "median": [bucket.latency.first_token_median for bucket in buckets],
+            "95th percentile": [bucket.latency.first_token_p95 for bucket in buckets],
         },
         "tokens": {
-            "cached": [each.cached for each in tokens],
-            "not cached": [each.input - each.cached for each in tokens],
+            "cached": [bucket.tokens.cached for bucket in buckets],
+            "not cached": [bucket.tokens.input - bucket.tokens.cached for bucket in buckets],
         },
-        "cost": {"dollars": [each.cost.dollars for each in buckets]},
+        "cost": {"dollars": [bucket.cost.dollars for bucket in buckets]},
     }
 
 
 def bucket_labels(buckets: Sequence[analytics.Bucket]) -> list[str]:
     """Return the labels of the time axis."""
-    span = buckets[-1].end - buckets[0].start if buckets else 0
-    form = "%H:%M" if span <= 86_400 * 1.5 else "%d %b"
-    return [datetime.fromtimestamp(each.start, UTC).strftime(form) for each in buckets]
+    if not buckets:
+        return []
+    span = buckets[-1].end - buckets[0].start
+    time_format = "%H:%M" if span <= 86_400 * 1.5 else "%d %b"
+    return [datetime.fromtimestamp(bucket.start, UTC).strftime(time_format) for bucket in buckets]
 
 
 def count_failures(stats: analytics.Analytics) -> list[analytics.Count]:
@@ -78,7 +82,7 @@ def count_failures(stats: analytics.Analytics) -> list[analytics.Count]:
     sent = stats.requests
     return [
         *sent.failures,
-        *(analytics.Count(f"healed: {each.name}", each.count) for each in sent.healed),
+        *(analytics.Count(f"healed: {healed.name}", healed.count) for healed in sent.healed),
         analytics.Count("answered without context", sent.forgotten),
         analytics.Count("without id", sent.without_id),
     ]
@@ -102,15 +106,20 @@ async def build_dashboard(service: ConversationService, range_name: str) -> dict
     conversations = await analytics.analyze_conversations(
         service.store, selection, limit=MAX_CONVERSATIONS
     )
+    named = await _name_conversations(service, conversations)
+    planning_seconds: float | None = None
+    call_ids: list[analytics.Count] = []
+    if not service.store.namespace:  # the counters of the process include all users
+        planning_seconds, call_ids = read_process_counts()
     return {
         **view,
         "stats": stats,
         "failures": count_failures(stats),
         "labels": bucket_labels(buckets),
         "series": build_series(buckets),
-        # The counters of the process include all users.
-        "process": (None, ()) if service.store.namespace else read_process_counts(),
-        "breakdowns": build_breakdowns(stats, await _name_conversations(service, conversations)),
+        "planning_seconds": planning_seconds,
+        "call_ids": call_ids,
+        "breakdowns": build_breakdowns(stats, named),
     }
 
 
@@ -118,10 +127,13 @@ async def _name_conversations(
     service: ConversationService, conversations: Sequence[analytics.ConversationStats]
 ) -> list[analytics.ConversationStats]:
     """Return conversations whose title, if they have none, is the beginning of their first message."""
-    ids = [each.id for each in conversations]
-    rows, _ = await list_summaries(service.store, ids=ids, show="all")
-    words = {each.row.id: each.first_words for each in rows}
-    return [replace(each, title=each.title or words.get(each.id, "")) for each in conversations]
+    ids = [conversation.id for conversation in conversations]
+    summaries, _ = await list_summaries(service.store, ids=ids, show="all")
+    words = {summary.row.id: summary.first_words for summary in summaries}
+    return [
+        replace(conversation, title=conversation.title or words.get(conversation.id, ""))
+        for conversation in conversations
+    ]
 
 
 BreakdownRow = tuple[str, Figures, str]
@@ -133,22 +145,24 @@ def build_breakdowns(
 ) -> dict[str, list[BreakdownRow]]:
     """Build the tables of models and conversations; the rows of each add up to its last row."""
     sums = _read_figures(stats, stats.requests.total, stats.requests.failed)
-    models: list[BreakdownRow] = []
-    for each in stats.models:
-        name = f"{each.provider}:{each.model or 'unknown'}"
-        models.append((name, _read_figures(each, each.requests, each.failed), ""))
-    listed: list[BreakdownRow] = []
-    for each in conversations:
-        url = f"/conversations/{quote(each.id, safe='')}"
-        figures = _read_figures(each, each.requests, each.failed)
-        listed.append((each.title or each.id, figures, url))
-    others = stats.requests.conversations - len(listed)
+    model_rows: list[BreakdownRow] = []
+    for model in stats.models:
+        name = f"{model.provider}:{model.model or 'unknown'}"
+        model_rows.append((name, _read_figures(model, model.requests, model.failed), ""))
+
+    rows: list[BreakdownRow] = []
+    for conversation in conversations:
+        url = f"/conversations/{quote(conversation.id, safe='')}"
+        figures = _read_figures(conversation, conversation.requests, conversation.failed)
+        rows.append((conversation.title or conversation.id, figures, url))
+    others = stats.requests.conversations - len(rows)
     if others > 0:
-        columns = zip(sums, *(figures for _, figures, _ in listed), strict=True)
+        columns = zip(sums, *(figures for _, figures, _ in rows), strict=True)
         rest = Figures(*(max(whole - sum(parts), 0) for whole, *parts in columns))
-        listed.append((pluralize(others, "other"), rest, ""))
+        rows.append((pluralize(others, "other"), rest, ""))
+
     total = ("Total", sums, "")
-    return {"Model": [*models, total], "Conversation": [*listed, total]}
+    return {"Model": [*model_rows, total], "Conversation": [*rows, total]}
 
 
 def _read_figures(
@@ -156,19 +170,27 @@ def _read_figures(
     requests: int,
     failed: int,
 ) -> Figures:
-    tokens, cost = stats.tokens, stats.cost
-    costs = (cost.dollars, cost.priced, cost.unpriced)
-    return Figures(requests, failed, tokens.input, tokens.output, *costs)
+    return Figures(
+        requests=requests,
+        errors=failed,
+        input_tokens=stats.tokens.input,
+        output_tokens=stats.tokens.output,
+        dollars=stats.cost.dollars,
+        priced=stats.cost.priced,
+        unpriced=stats.cost.unpriced,
+    )
 
 
 def read_process_counts() -> tuple[float | None, list[analytics.Count]]:
     """Read the counters of this process: the mean time of planning, and tool calls by the source of their id."""
     metrics = snapshot()
-    plans = metrics.get("responses_anchor_detection_duration_seconds", {}).values()
-    times, total = sum(each[0] for each in plans), sum(each[1] for each in plans)
     calls = metrics.get("tool_call_ids_total", {}).items()
     counts = [analytics.Count(labels[0][1], int(value)) for labels, (_, value) in calls]
-    return total / times if times else None, counts
+    durations = metrics.get("responses_anchor_detection_duration_seconds", {}).values()
+    count = sum(count for count, _ in durations)
+    if not count:
+        return None, counts
+    return sum(seconds for _, seconds in durations) / count, counts
 
 
 async def read_change_token(service: ConversationService) -> str:
@@ -184,11 +206,13 @@ async def iter_figures(
     idle_ticks = 0
     while not is_stopping():
         change_token = await read_change_token(service)
-        idle_ticks = 0 if change_token != seen else idle_ticks + 1
         if change_token != seen:
             seen = change_token
+            idle_ticks = 0
             html = render("figures.html", view=await build_dashboard(service, range_name))
             yield b"event: figures\n" + encode_data(html)
-        elif idle_ticks % HEARTBEAT_TICKS == 0:
-            yield b": still here\n\n"
+        else:
+            idle_ticks += 1
+            if idle_ticks % HEARTBEAT_TICKS == 0:
+                yield b": still here\n\n"
         await asyncio.sleep(POLL_INTERVAL)

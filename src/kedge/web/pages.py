@@ -38,19 +38,19 @@ async def conversations(request: Request) -> Response:
     """Render the list of conversations."""
     service = get_service(request)
     try:
-        parameters = {k: v for k, v in request.query_params.items() if v and k != "limit"}
+        parameters = {name: value for name, value in request.query_params.items() if value}
         query = ListQuery.model_validate({**parameters, "limit": PAGE_SIZE})
     except ValidationError:
         return RedirectResponse("/", 303)
-    found, total, hits = await service.find(query)
-    if not found and query.offset:
+    rows, total, hits = await service.find(query)
+    if not rows and query.offset:
         return RedirectResponse(_list_url(query, offset=0), 303)
     return await render_page(
         request,
         "conversations.html",
         here="conversations",
         query=query,
-        rows=[(each, service.status(each)) for each in found],
+        rows=[(row, service.status(row)) for row in rows],
         total=total,
         hits=hits,
         labels=await list_labels(service.store),
@@ -62,16 +62,19 @@ async def conversations(request: Request) -> Response:
 def _list_url(query: ListQuery, **changes: Any) -> str:
     changed = query.model_copy(update=changes)
     parameters = changed.model_dump(exclude_defaults=True, exclude={"limit"})
-    return f"/?{urlencode(parameters)}" if parameters else "/"
+    if not parameters:
+        return "/"
+    return f"/?{urlencode(parameters)}"
 
 
 async def conversation(request: Request) -> Response:
     """Render a conversation: its response tree, and the path to the chosen response."""
-    query, service = request.query_params, get_service(request)
+    query = request.query_params
+    service = get_service(request)
     view = await service.load_view(
         request.path_params["id"],
         query.get("at", ""),
-        frozenset(_parse_number(each) for each in query.getlist("unfold")),
+        frozenset(_parse_number(node) for node in query.getlist("unfold")),
         show_all="all" in query or "block" in query,
         block=query.get("block", ""),
     )
@@ -97,7 +100,8 @@ async def compare(request: Request) -> Response:
 
 async def plan(request: Request) -> Response:
     """Render the plan of one request, as a page or as a part of one."""
-    name, node = request.path_params["id"], request.path_params["node"]
+    name = request.path_params["id"]
+    node = request.path_params["node"]
     card = await get_service(request).load_plan_card(name, node)
     if "part" in request.query_params:
         return HTMLResponse(render("plan.html", card=card))
@@ -125,8 +129,10 @@ async def stream_dashboard(request: Request) -> Response:
 
 
 def _read_range(request: Request) -> str:
-    chosen = request.query_params.get("range", dashboard.DEFAULT_RANGE)
-    return chosen if chosen in dashboard.RANGES else dashboard.DEFAULT_RANGE
+    range_name = request.query_params.get("range", "")
+    if range_name in dashboard.RANGES:
+        return range_name
+    return dashboard.DEFAULT_RANGE
 
 
 async def workflows(request: Request) -> Response:
@@ -140,22 +146,27 @@ async def workflows(request: Request) -> Response:
 
 async def workflow(request: Request) -> Response:
     """Render a workflow with its rounds and verdicts."""
-    service, name = get_service(request), request.path_params["id"]
+    service = get_service(request)
+    name = request.path_params["id"]
     loaded = await load_known_workflow(service, name)
-    sides = [chain for chain in loaded.chains if chain.role != JUDGE_ROLE]
+    columns = [chain for chain in loaded.chains if chain.role != JUDGE_ROLE]
+    if loaded.kind != "debate":
+        columns = columns[:1]
     return await render_page(
         request,
         "workflow.html",
         here="workflows",
         workflow=loaded,
-        sides=sides if loaded.kind == "debate" else sides[:1],
+        sides=columns,
         running=bool(service.runs.list(name)),
     )
 
 
 def _parse_number(text: str) -> int:
     """Return a row number of a query string, or 0, which no row has."""
-    return int(text[:MAX_DIGITS]) if text.isdecimal() else 0
+    if not text.isdecimal():
+        return 0
+    return int(text[:MAX_DIGITS])
 
 
 async def list_requests(request: Request) -> Response:
@@ -202,7 +213,8 @@ async def submit_login(request: Request) -> Response:
     form = parse_qs((await read_body(request, MAX_FORM_BYTES)).decode("utf-8", "replace"))
     throttle: security.LoginThrottle = request.app.state.login_throttle
     address = request.client.host if request.client else ""
-    if wait := throttle.begin(address):
+    wait = throttle.begin(address)
+    if wait:
         problem = f"Too many failed attempts. Try again in {wait} seconds."
         answer = await render_page(request, "login.html", here="login", status=429, problem=problem)
         answer.headers["retry-after"] = str(wait)
@@ -232,7 +244,8 @@ async def submit_login(request: Request) -> Response:
 async def log_out(request: Request) -> Response:
     """End the session of a browser."""
     auth: security.PageAuth = request.app.state.auth
-    if session := security.read_session_cookie(request.headers):
+    session = security.read_session_cookie(request.headers)
+    if session:
         await auth.log_out(session)
     response = RedirectResponse("/login", 303)
     response.delete_cookie(security.SESSION_COOKIE)

@@ -49,9 +49,11 @@ SECURITY_HEADERS = {
 }
 SESSION_COOKIE = "kedge_page"
 SESSION_SECONDS = 30 * 86_400
-MAX_LOGIN_FAILURES, MAX_ALL_LOGIN_FAILURES = 5, 100
+MAX_LOGIN_FAILURES = 5
+"""The number of times that an address may fail to log in within ``LOGIN_WINDOW_SECONDS``."""
+MAX_ALL_LOGIN_FAILURES = 100
+"""The number of times that all addresses together may fail."""
 LOGIN_WINDOW_SECONDS = 60.0
-"""The period in which an address, and all addresses together, may fail to log in so many times."""
 PUBLIC_PATHS = ("/static/", "/login", "/logout")
 SESSION_KEY = "kedge.has_session"
 """The key of a request's scope for whether it was sent by a browser with a session."""
@@ -71,36 +73,48 @@ class PageAuth(access.AccessPolicy):
     async def find_sender(self, presented: access.Credentials) -> access.FoundCaller | None:
         """Return who sent a request, by its token or its session."""
         # ``super()`` without arguments needs a class that is not replaced by one with slots.
-        if (found := await access.AccessPolicy.find_sender(self, presented)) is not None:
-            return found
-        session, registry = presented.session, self.registry
-        is_signed = self.is_signed_session(session)
-        if is_signed and not (registry and await registry.is_ended(session)):
+        sender = await access.AccessPolicy.find_sender(self, presented)
+        if sender is not None:
+            return sender
+        session = presented.session
+        if self.is_signed_session(session) and not await self._has_ended(session):
             return access.FoundCaller(None, is_session=True)
-        caller = await registry.find_session(session) if registry else None
-        return None if caller is None else access.FoundCaller(caller, is_session=True)
+        if self.registry is None:
+            return None
+        caller = await self.registry.find_session(session)
+        if caller is None:
+            return None
+        return access.FoundCaller(caller, is_session=True)
+
+    async def _has_ended(self, session: str) -> bool:
+        """Return whether a signed session was ended by its user."""
+        return self.registry is not None and await self.registry.is_ended(session)
 
     async def is_valid(self, grant: access.Grant) -> bool:
         """Return whether the token or the session of a request has not ended."""
         if not grant.session:
             return await access.AccessPolicy.is_valid(self, grant)
-        found = await self.find_sender(access.Credentials(session=grant.session))
-        return found is not None and found.caller == grant.caller
+        sender = await self.find_sender(access.Credentials(session=grant.session))
+        return sender is not None and sender.caller == grant.caller
 
     async def log_in(self, token: str) -> str | None:
         """Start a session for a token, or return None if it is wrong or lacks the scope ``page``."""
         if self.matches_token(token.encode()):
             return self.new_session()
-        caller = await self.registry.find(token) if self.registry else None
-        if self.registry is None or caller is None or "page" not in caller.scopes:
+        if self.registry is None:
+            return None
+        caller = await self.registry.find(token)
+        if caller is None or "page" not in caller.scopes:
             return None
         return await self.registry.start_session(caller.name, SESSION_SECONDS)
 
     async def log_out(self, session: str) -> None:
         """End a session, so that copies of its cookie are invalid as well."""
-        if self.registry is not None:
-            is_signed = self.is_signed_session(session)
-            await self.registry.end_session(session, SESSION_SECONDS if is_signed else None)
+        if self.registry is None:
+            return
+        # A signed session is in no table: that it has ended is stored until its signature expires.
+        is_signed = self.is_signed_session(session)
+        await self.registry.end_session(session, SESSION_SECONDS if is_signed else None)
 
     def sign_session(self, expires: str) -> str:
         """Return a signed session: its expiry and a random text, followed by the signature."""
@@ -146,9 +160,9 @@ class DelegatedTokens(TokenRegistry):
         if not await super().is_valid(caller):
             return None
         # The request to the page was counted; its scopes were checked there.
-        found = replace(caller, requests_per_minute=None, scopes=frozenset({"server"}))
-        self._delegated[found] = caller
-        return found
+        delegated = replace(caller, requests_per_minute=None, scopes=frozenset({"server"}))
+        self._delegated[delegated] = caller
+        return delegated
 
     async def is_valid(self, token: AccessToken) -> bool:
         """Return whether a token that was found before has not been revoked."""
@@ -172,12 +186,13 @@ class LoginThrottle:
         """Count an attempt and return 0, or return the seconds for which the address must wait."""
         now = self._clock()
         since = now - LOGIN_WINDOW_SECONDS
-        self._attempts = [each for each in self._attempts if each[1] > since]
+        self._attempts = [(other, at) for other, at in self._attempts if at > since]
         everyone = [at for _, at in self._attempts]
         own = [at for other, at in self._attempts if other == address]
-        for times, limit in ((own, MAX_LOGIN_FAILURES), (everyone, MAX_ALL_LOGIN_FAILURES)):
-            if len(times) >= limit:
-                return math.ceil(times[-limit] - since)
+        if len(own) >= MAX_LOGIN_FAILURES:
+            return math.ceil(own[-MAX_LOGIN_FAILURES] - since)
+        if len(everyone) >= MAX_ALL_LOGIN_FAILURES:
+            return math.ceil(everyone[-MAX_ALL_LOGIN_FAILURES] - since)
         self._attempts.append((address, now))
         return 0
 
@@ -200,7 +215,7 @@ REJECTIONS: Mapping[errors.ErrorTemplate, tuple[str, str]] = {
     errors.TOKENS_LIMITED: ("rate_limited", ""),
     errors.DATABASE_UNAVAILABLE: ("store", ""),
 }
-"""The code and the message of each rejection; that of the rejection itself if it is empty."""
+"""The code and the message of each rejection; an empty message stands for the own message of the rejection."""
 
 
 class PageFrontEnd(FrontEnd):
@@ -214,13 +229,13 @@ class PageFrontEnd(FrontEnd):
         """Read the bearer token and the cookie of a session."""
         session = read_session_cookie(Headers(scope=scope))
         scope[SESSION_KEY] = bool(session)
-        is_write = scope["method"] not in access.SAFE_METHODS
+        path = scope["path"]
         return access.Credentials(
             access.read_bearer_token(scope),
             session,
-            needed="api" if scope["path"].startswith("/api/") else "page",
-            is_public=scope["path"].startswith(PUBLIC_PATHS),
-            checks_origin=is_write,
+            needed="api" if path.startswith("/api/") else "page",
+            is_public=path.startswith(PUBLIC_PATHS),
+            checks_origin=scope["method"] not in access.SAFE_METHODS,
         )
 
     def build_rejection(self, scope: Scope, rejection: access.Rejection) -> Response:

@@ -72,7 +72,9 @@ def _build_row(exchange: RecordedRequest, base_url: str) -> ProxiedRequest:
         context = exchange.context or ()
         stored_context = context[: max(len(context) - sent_count, 0)]
         reason = ""
-    stored_bytes = len(encode(list(stored_context))) if stored_context else 0
+    stored_bytes = 0
+    if stored_context:
+        stored_bytes = len(encode(list(stored_context)))
     error_code, error_message = _read_error(exchange)
     return ProxiedRequest(
         created_at=time.time(),
@@ -104,7 +106,9 @@ def _count_input(body: Mapping[str, Any]) -> int:
     content = _read_input(body)
     if content is None:
         return 0
-    return len(cast("list[Any]", content)) if isinstance(content, list) else 1
+    if isinstance(content, list):
+        return len(cast("list[Any]", content))
+    return 1
 
 
 def _read_error(exchange: RecordedRequest) -> tuple[str, str]:

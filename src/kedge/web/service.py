@@ -29,16 +29,10 @@ from kedge.store import AccessToken, ConversationRow, Hit, Node, RequestRecord, 
 from kedge.store import tree as trees
 from kedge.store.nodes import parse_position
 from kedge.turns import Block, SystemBlock
+from kedge.web.block_diff import block_text, build_diff, describe_first_change, pair_edits
 from kedge.web.deletions import DeletionQueue
 from kedge.web.models import ModelSelector
-from kedge.web.plan_card import (
-    PlanCard,
-    block_text,
-    build_diff,
-    describe_first_change,
-    mark_blocks,
-    pair_edits,
-)
+from kedge.web.plan_card import PlanCard, mark_blocks
 from kedge.web.runs import Run, RunRegistry
 from kedge.web.schemas import FILE_TYPES, IMAGE_TYPES, ListQuery
 from kedge.web.shapes import overview_status

@@ -20,7 +20,8 @@ from markupsafe import Markup
 from kedge.presentation.layout import Layout, LayoutEdge, LayoutRow
 from kedge.presentation.response_tree import Mark, TreeNode
 
-WIDTH, HEIGHT = 600, 140
+WIDTH = 600
+HEIGHT = 140
 SERIES_STYLES = ("solid", "hollow", "dashed")
 """The style classes of the first, second and third series."""
 Series = dict[str, Sequence[float | None]]
@@ -52,21 +53,24 @@ class Chart:
     @property
     def description(self) -> str:
         """The newest and the highest value of each series."""
-        return " ".join(self._describe_series(*each) for each in self.series.items())
+        return " ".join(self._describe_series(name, values) for name, values in self.series.items())
 
     def _describe_series(self, name: str, values: Sequence[float | None]) -> str:
         known = [value for value in values if value is not None]
         if not known:
             return f"{name}: no values."
-        newest, highest = self.format_value(known[-1]), self.format_value(max(known))
+        newest = self.format_value(known[-1])
+        highest = self.format_value(max(known))
         return f"{name}: {newest} at the end, {highest} at most."
 
     def iter_bars(self) -> Iterator[tuple[str, list[Bar]]]:
         """Yield the label and the bars of each position that has any, from the bottom to the top."""
-        maximum, step = self.maximum, WIDTH / len(self.labels)
+        maximum = self.maximum
+        step = WIDTH / len(self.labels)
         gap = min(step * 0.25, 4)
         for index, column in enumerate(zip(*self.series.values(), strict=True)):
-            bottom, bars = float(HEIGHT), list[Bar]()
+            bottom = float(HEIGHT)
+            bars: list[Bar] = []
             for style, name, value in zip(SERIES_STYLES, self.series, column, strict=False):
                 if value:
                     height = HEIGHT * value / maximum
@@ -78,18 +82,21 @@ class Chart:
 
     def iter_lines(self) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
         """Yield the style, the path and the points of each line; a missing value is a gap."""
-        maximum, step = self.maximum, WIDTH / max(len(self.labels) - 1, 1)
+        maximum = self.maximum
+        step = WIDTH / max(len(self.labels) - 1, 1)
         for style, (name, values) in zip(SERIES_STYLES, self.series.items(), strict=False):
-            path, pen, points = "", "M", list[tuple[str, str]]()
+            path = ""
+            points: list[tuple[str, str]] = []
+            is_connected = False
             for index, value in enumerate(values):
                 if value is None:
-                    pen = "M"
+                    is_connected = False
                     continue
-                at = f"{index * step:.1f} {HEIGHT - HEIGHT * value / maximum:.1f}"
-                path += f"{pen}{at}h0.01" if pen == "M" else f"{pen}{at}"
-                pen = "L"
-                words = f"{self.labels[index]}: {name} {self.format_value(value)}"
-                points.append((words, f"M{at}h0.01"))  # with round ends a dot
+                position = f"{index * step:.1f} {HEIGHT - HEIGHT * value / maximum:.1f}"
+                dot = f"M{position}h0.01"  # its ends are round
+                path += f"L{position}" if is_connected else dot
+                is_connected = True
+                points.append((f"{self.labels[index]}: {name} {self.format_value(value)}", dot))
             yield style, path, points
 
 
@@ -139,7 +146,8 @@ def draw_mark(mark: Mark) -> Markup:
 
 
 def _draw_svg(lanes: int, rows: int, shapes: str) -> Markup:
-    width, height = 2 * MARGIN + LANE_WIDTH * max(lanes - 1, 0), ROW_HEIGHT * rows
+    width = 2 * MARGIN + LANE_WIDTH * max(lanes - 1, 0)
+    height = ROW_HEIGHT * rows
     return Markup(  # noqa: S704 - it contains only numbers and constants
         f'<svg class="lanes" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'aria-hidden="true" focusable="false">{shapes}</svg>'
@@ -155,10 +163,14 @@ def _y(index: int) -> int:
 
 
 def _edge_path(edge: LayoutEdge) -> str:
-    x, y, to_x, to_y = _x(edge.lane), _y(edge.start), _x(edge.to_lane), _y(edge.end)
+    x = _x(edge.lane)
+    y = _y(edge.start)
+    to_x = _x(edge.to_lane)
+    to_y = _y(edge.end)
     if x == to_x:
         return f"M{x} {y}V{to_y}"
-    bend, middle = to_y - ROW_HEIGHT, to_y - ROW_HEIGHT // 2
+    bend = to_y - ROW_HEIGHT
+    middle = to_y - ROW_HEIGHT // 2
     return f"M{x} {y}V{bend}C{x} {middle} {to_x} {middle} {to_x} {to_y}"
 
 
@@ -168,7 +180,14 @@ def _draw_row(index: int, row: LayoutRow) -> str:
         return f'<path class="gap" d="{point}{_GAP}"/><path class="fold" d="{point}{_FOLD}"/>'
     marks = row.node.marks
     ring = f'<path class="ring" d="{point}{_RING}"/>' if "head" in marks else ""
-    found = (each for each in _SHAPES.items() if each[0] in marks)
-    kind, shape = next(found, ("plain", _CIRCLE))
     here = " here" if row.on_path else ""
+    kind, shape = _choose_shape(marks)
     return f'{ring}<path class="{kind}{here}" d="{point}{shape}"/>'
+
+
+def _choose_shape(marks: frozenset[Mark]) -> tuple[str, str]:
+    """Return the class and the shape of the most important mark."""
+    for mark, shape in _SHAPES.items():
+        if mark in marks:
+            return mark, shape
+    return "plain", _CIRCLE
