@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -24,7 +25,7 @@ from kedge.turns import Turn
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the pauses between attempts, but not the attempts."""
-    monkeypatch.setattr(run_writer, "SAVE_PAUSES", (0.0,) * len(run_writer.SAVE_PAUSES))
+    monkeypatch.setattr(run_writer, "SAVE_WAITS", replace(run_writer.SAVE_WAITS, longest=0.0))
 
 
 def fail_appends(

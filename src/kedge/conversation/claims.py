@@ -15,6 +15,7 @@ import anyio
 import msgspec
 
 from kedge._internal.event_loops import run_to_end
+from kedge._internal.wait_policy import WaitPolicy
 from kedge.engines import Request
 from kedge.errors import StoreError
 from kedge.planning.digests import canonical_json
@@ -26,8 +27,12 @@ DEFAULT_LEASE = 30.0
 """Seconds after which a claim expires unless it is renewed; it is renewed after a third of this time."""
 QUEUE_KEY = ""
 """The key of the claim of the running turn of a queue; keys of callers are not empty."""
-POLL_INTERVALS = (0.02, 0.5)
-"""Seconds between polls for a turn that another process is running: the first delay, and the maximum."""
+CLAIM_POLLS = WaitPolicy(
+    "the attempt to claim a message that another process is sending",
+    first=0.02,
+    longest=0.5,
+    factor=1.5,
+)
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
@@ -46,7 +51,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
             KeyReused: The key belongs to another request.
         """
         request_hash = _hash_request(blocks, options)
-        pause, max_pause = POLL_INTERVALS
+        pauses = CLAIM_POLLS.pauses()
         while True:
             acquired = self.store.claim(
                 self.row, self.key, request_hash=request_hash, owner=self.owner, lease=self.lease
@@ -58,8 +63,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
                 raise
             if claim.is_owner or claim.answer:
                 return claim
-            await anyio.sleep(pause)
-            pause = min(max_pause, pause * 1.5)
+            await anyio.sleep(next(pauses))
 
     @asynccontextmanager
     async def maintain(self) -> AsyncGenerator[None]:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kedge._internal.event_loops import run_to_end
+from kedge._internal.wait_policy import WaitPolicy
 from kedge.compaction import TurnCompacted
 from kedge.conversation.checkpoint import (
     Checkpoint,
@@ -37,8 +38,13 @@ ANSWER_NOT_STORED = (
     "The answer was received and is in the attribute turn of this error. Conversation.append stores its "
     "blocks when the store is available again; Conversation.resume requests another answer."
 )
-SAVE_PAUSES = (0.1, 1.0)
-"""Seconds before each further attempt to store an answer, if the store is busy or unreachable."""
+SAVE_WAITS = WaitPolicy(
+    "the write of an answer, if the store is busy or unreachable: another request would return another answer",
+    first=0.1,
+    longest=1.0,
+    factor=10.0,
+)
+MAX_SAVE_REPETITIONS = 2
 
 
 class TurnTask(msgspec.Struct, frozen=True):
@@ -243,17 +249,17 @@ class RunWriter:
             save: Writes to the store.
             turn: The Turn with the answer, for the error of the last attempt.
         """
-        for pause in (*SAVE_PAUSES, None):
+        for repetition in range(MAX_SAVE_REPETITIONS + 1):
             try:
                 await save()
             except StoreError as error:
-                if pause is None or not error.retryable:
+                if repetition == MAX_SAVE_REPETITIONS or not error.retryable:
                     if turn is not None and not isinstance(error, HeadConflict):
                         error.turn = turn
                         error.add_note(ANSWER_NOT_STORED)
                     raise
                 log.warning("an answer could not be stored and is tried again: %s", error)
-                await anyio.sleep(pause)
+                await anyio.sleep(SAVE_WAITS.pause(repetition))
             else:
                 return
 

@@ -6,7 +6,6 @@ first output, a response that failed on the server, a persistent rate limit.
 No retry library is used, because it cannot know whether output was already shown.
 """
 
-import random
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import anyio
 
 from kedge._internal.argument_types import checked
 from kedge._internal.arguments import check_positive_int
+from kedge._internal.wait_policy import WaitPolicy
 from kedge.engines.base import Events, Middleware
 from kedge.engines.request import Request
 from kedge.engines.stack import BaseMiddleware
@@ -53,15 +53,20 @@ def retry(
         if not isinstance(seconds, int | float) or not seconds >= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidSetting(f"{name} must be a number of seconds, not {seconds!r}")
 
-    return lambda engine: _RetryMiddleware(engine, attempts, first, longest, sleep)
+    waits = WaitPolicy(
+        "a run that failed for a temporary reason before it showed output",
+        first=first,
+        longest=longest,
+        spread=0.5,
+    )
+    return lambda engine: _RetryMiddleware(engine, attempts, waits, sleep)
 
 
 @dataclass(eq=False, repr=False)
 class _RetryMiddleware(BaseMiddleware):
     name = "retry"
     attempts: int
-    initial_wait: float
-    max_wait: float
+    waits: WaitPolicy
     sleep: Sleep
 
     async def events(self, turn: Turn, request: Request) -> Events:
@@ -81,7 +86,7 @@ class _RetryMiddleware(BaseMiddleware):
                 # The same Turn is sent again, because inner middleware changes it again; only the new state of
                 # the server's memory is retained.
                 turn = set_state(turn, get_state(error.turn)) if error.turn else turn
-                wait = self._backoff(error, attempt)
+                wait = self._find_wait(error, attempt)
                 log.warning("attempt %d failed; retrying in %.1f s", attempt, wait)
                 failed = AttemptFailed(
                     type(error),
@@ -95,9 +100,8 @@ class _RetryMiddleware(BaseMiddleware):
             yield failed
             await self.sleep(wait)
 
-    def _backoff(self, error: EngineError, attempt: int) -> float:
+    def _find_wait(self, error: EngineError, attempt: int) -> float:
+        """Return the seconds to wait after an attempt; the server may ask for more or less."""
         if error.retry_after is not None:
-            return min(error.retry_after, self.max_wait)
-        # Jitter, so that the clients of one server do not retry at the same time.
-        jitter = 0.5 + random.random() / 2  # noqa: S311
-        return min(self.initial_wait * 2 ** (attempt - 1), self.max_wait) * jitter
+            return min(error.retry_after, self.waits.longest)
+        return self.waits.pause(attempt - 1)

@@ -16,6 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from kedge._internal.json_text import decode
+from kedge._internal.wait_policy import WaitPolicy
 from kedge.errors import StoreError
 from kedge.server import errors
 from kedge.server.object_forms import UNFINISHED_STATUSES
@@ -31,10 +32,11 @@ log = logging.getLogger("kedge.server")
 
 STORE_SECONDS = 0.1
 """Seconds for which events are collected before they are stored."""
-MIN_POLL_SECONDS = 0.05
-"""Seconds between two reads of stored events while there are new ones."""
-MAX_POLL_SECONDS = 0.4
-"""The longest time between two reads of stored events, which doubles as long as there are no new ones."""
+EVENT_POLLS = WaitPolicy(
+    "a read of the stored events of a background response, since the last new one",
+    first=0.05,
+    longest=0.4,
+)
 
 
 class EventRecorder:
@@ -259,7 +261,7 @@ async def read_stored_events(
         EventsDropped: If the response was deleted.
     """
     start = after + 1
-    pause = MIN_POLL_SECONDS
+    pauses = EVENT_POLLS.pauses()
     while True:
         stored = await service.run(claims.read_events, node, start)
         if stored is None:
@@ -267,7 +269,7 @@ async def read_stored_events(
         status, frames = stored
         if frames:
             start += len(frames)
-            pause = MIN_POLL_SECONDS
+            pauses = EVENT_POLLS.pauses()
             yield b"".join(frames)
         if status not in UNFINISHED_STATUSES:
             try:
@@ -278,5 +280,4 @@ async def read_stored_events(
             frames = encode_events(build_last_events(decode(response)), first)
             yield b"".join(frames[max(start - first, 0) :])
             return
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, MAX_POLL_SECONDS)
+        await asyncio.sleep(next(pauses))

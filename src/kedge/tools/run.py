@@ -1,6 +1,7 @@
 """Run the calls of a model: validated, approved, in parallel, each with exactly one result."""
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from msgspec import structs
 from kedge._internal.argument_types import check_fields, checked
 from kedge._internal.display import capitalize
 from kedge._internal.event_loops import await_value
+from kedge._internal.wait_policy import WaitPolicy
 from kedge.errors import InvalidArguments, ToolFailed, UnknownTool
 from kedge.observe import get_logger
 from kedge.observe.logs import BOUND_FIELDS
@@ -118,7 +120,8 @@ log = get_logger("kedge.tools")
 
 OUTCOME_LEVELS = {"ok": logging.DEBUG, "refused": logging.INFO, "cancelled": logging.INFO}
 """The log level of a call by its outcome; that of others is WARNING."""
-MAX_RETRY_WAIT = 30.0
+ATTEMPT_WAITS = WaitPolicy("a tool that failed, as often as it permits", first=1.0, longest=30.0)
+"""The first pause is set by each tool."""
 MAX_NOTE_CHARS = 2_000
 
 
@@ -275,7 +278,7 @@ class CallRunner:
             self._started_at = None
 
     async def _wait_before_retry(self, tool: AnyTool, failures: int, error: Exception) -> None:
-        pause = min(tool.retry_wait * 2 ** min(failures - 1, 16), MAX_RETRY_WAIT)
+        pause = dataclasses.replace(ATTEMPT_WAITS, first=tool.retry_wait).pause(failures - 1)
         attempt = f"attempt {failures} of {tool.retries + 1}"
         location = self.call.call_id, _describe_location(error)
         text = "tool %s failed, %s, retrying in %g s (call %s): %s"
