@@ -128,17 +128,13 @@ class DayRange(Struct, frozen=True):
 
     def condition(self, tx: Tx, selection: Selection, *, has_totals: bool = False) -> SqlCondition:
         """Return the condition for the sums of the complete days, or of all days where a table has them."""
-        is_unlimited = has_totals and self.first is None and self.stop is None
-        first = self.first
-        if has_totals and not is_unlimited:  # the sums of all days have a day below 0
-            first = max(first or 0, 0)
-        filters = {
-            "day = ?": ALL_DAYS if is_unlimited else None,
-            "day >= ?": first,
-            "day < ?": self.stop,
-            "model = ?": selection.model or None,
-            "provider = ?": selection.provider or None,
-        }
+        filters: dict[str, object] = {"day >= ?": self.first, "day < ?": self.stop}
+        if has_totals and self.first is None and self.stop is None:
+            filters = {"day = ?": ALL_DAYS}
+        elif has_totals:  # the sums of all days have a day below 0
+            filters["day >= ?"] = max(self.first or 0, 0)
+        filters["model = ?"] = selection.model or None
+        filters["provider = ?"] = selection.provider or None
         return SqlCondition("namespace = ?", (tx.namespace,)).add_filters(filters)
 
 
@@ -146,16 +142,21 @@ def split_days(tx: Tx, selection: Selection) -> DayRange | None:
     """Return the complete days of a selection; None if their sums cannot be used."""
     if selection.conversation or response_sums.has_pending(tx):
         return None
-    since, until = selection.since, selection.until
-    first = None if since is None else math.ceil(since / SECONDS_PER_DAY)
-    stop = None if until is None else math.floor(until / SECONDS_PER_DAY)
+    since = selection.since
+    until = selection.until
+    first: int | None = None
+    stop: int | None = None
+    edges: list[tuple[float, float]] = []
+    if since is not None:
+        first = math.ceil(since / SECONDS_PER_DAY)
+        if since < first * SECONDS_PER_DAY:
+            edges.append((since, first * SECONDS_PER_DAY))
+    if until is not None:
+        stop = math.floor(until / SECONDS_PER_DAY)
+        if stop * SECONDS_PER_DAY < until:
+            edges.append((stop * SECONDS_PER_DAY, until))
     if first is not None and stop is not None and stop <= first:
         return None
-    edges: list[tuple[float, float]] = []
-    if since is not None and first is not None and since < first * SECONDS_PER_DAY:
-        edges.append((since, first * SECONDS_PER_DAY))
-    if until is not None and stop is not None and stop * SECONDS_PER_DAY < until:
-        edges.append((stop * SECONDS_PER_DAY, until))
     return DayRange(first, stop, tuple(edges))
 
 
@@ -163,16 +164,17 @@ def iter_edges(tx: Tx, selection: Selection, days: DayRange | None) -> Iterator[
     """Yield the conditions for the responses that are not in the sums of the complete days."""
     if days is None:
         yield build_condition(tx, selection)
-    for since, until in days.edges if days else ():
+        return
+    for since, until in days.edges:
         yield build_condition(tx, replace(selection, since=since, until=until))
 
 
 def select_groups(tx: Tx, selection: Selection, days: DayRange | None) -> list[ResponseGroup]:
     """Return the groups of the responses of a selection."""
-    found = [group_by(tx, where, "provider") for where in iter_edges(tx, selection, days)]
+    parts = [group_by(tx, where, "provider") for where in iter_edges(tx, selection, days)]
     if days:
-        found.append(group_by(tx, days.condition(tx, selection), "provider", "response_sums"))
-    return [each for by_provider in found for groups in by_provider.values() for each in groups]
+        parts.append(group_by(tx, days.condition(tx, selection), "provider", "response_sums"))
+    return [group for by_provider in parts for groups in by_provider.values() for group in groups]
 
 
 def group_by(
@@ -180,13 +182,13 @@ def group_by(
 ) -> dict[Any, list[ResponseGroup]]:
     """Return the groups of the responses with each value of a column, from a table of sums or the view of its parts."""
     columns = ", ".join((column, *KEYS, _PRICED_DAY))
-    found: dict[Any, list[ResponseGroup]] = {}
+    groups: dict[Any, list[ResponseGroup]] = {}
     query = f"SELECT {columns}, {_ADDED} FROM {table} r WHERE {{}} GROUP BY {columns}"  # noqa: S608
     for value, *row in where.select(tx, query):
         start = len(KEYS) + 1
         sums = response_sums.to_numbers(SUMS, tuple(row[start:]))
-        found.setdefault(value, []).append(ResponseGroup(*row[:start], *sums))
-    return found
+        groups.setdefault(value, []).append(ResponseGroup(*row[:start], *sums))
+    return groups
 
 
 def count_conversations(tx: Tx, selection: Selection, days: DayRange | None) -> int:
@@ -199,7 +201,8 @@ def count_conversations(tx: Tx, selection: Selection, days: DayRange | None) -> 
     union = " UNION ALL ".join(query.format(where.sql) for query, where in parts)
     values = [value for _, where in parts for value in where.values]
     query = f"SELECT COUNT(DISTINCT conversation) FROM ({union}) AS found"  # noqa: S608
-    return int(tx.rows(query, values)[0][0])
+    ((count,),) = tx.rows(query, values)
+    return int(count)
 
 
 def _count_durations(
@@ -208,18 +211,19 @@ def _count_durations(
     """Count the durations of the answered responses with each value of some columns."""
     counts: DurationCounts = defaultdict(Counter)
     query = f"SELECT {columns}, r.seconds, r.first_token_seconds FROM responses r WHERE {{}} AND {ANSWERED}"  # noqa: S608
-    for *key, seconds, first in (row for where in conditions for row in where.select(tx, query)):
-        for is_first, found in enumerate((seconds, first)):
-            if found is not None:
-                value = round_seconds(found) if is_rounded else float(found)
-                counts[tuple(key), is_first][value] += 1
+    convert = round_seconds if is_rounded else float
+    for where in conditions:
+        for *key, seconds, first_token_seconds in where.select(tx, query):
+            for is_first, duration in enumerate((seconds, first_token_seconds)):
+                if duration is not None:
+                    counts[tuple(key), is_first][convert(duration)] += 1
     return counts
 
 
 def measure_latencies(tx: Tx, where: SqlCondition, column: str) -> dict[Any, Latency]:
     """Return the latency of the responses with each value of a column."""
-    found = _build_latencies(_count_durations(tx, [where], column))
-    return {value: latency for (value,), latency in found.items()}
+    latencies = _build_latencies(_count_durations(tx, [where], column))
+    return {value: latency for (value,), latency in latencies.items()}
 
 
 def measure_model_latencies(
@@ -253,7 +257,9 @@ def _find_percentiles(counts: Counter[float]) -> tuple[float | None, float | Non
     size = counts.total()
     if not size:
         return None, None
-    low, high, p95 = (size + 1) // 2, size // 2 + 1, (size * 95 + 99) // 100
+    low = (size + 1) // 2
+    high = size // 2 + 1
+    p95 = (size * 95 + 99) // 100
     ranks: dict[int, float] = {}
     passed = 0
     for seconds, count in sorted(counts.items()):

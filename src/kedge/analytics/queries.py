@@ -126,19 +126,19 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
     days = split_days(tx, selection)
     groups = select_groups(tx, selection, days)
     models: dict[Model, list[ResponseGroup]] = {}
-    for each in groups:
-        models.setdefault((each.provider, each.model), []).append(each)
+    for group in groups:
+        models.setdefault((group.provider, group.model), []).append(group)
     where = build_condition(tx, selection)
     costs = find_costs(tx, where, models, "r.provider, r.model", prices)
     latencies = measure_model_latencies(tx, selection, days)
     stats = [
         ModelStats(
             *model,
-            **sum_outcomes(own),
+            **sum_outcomes(model_groups),
             latency=latencies.get(model, Latency()),
             cost=combine_costs(costs[model]),
         )
-        for model, own in models.items()
+        for model, model_groups in models.items()
     ]
     return Analytics(
         selection=selection,
@@ -146,7 +146,7 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
         chains=measure_chains(tx, selection, days),
         branching=measure_branching(tx, selection),
         tokens=sum_tokens(groups),
-        cost=combine_costs(cost for found in costs.values() for cost in found),
+        cost=combine_costs(cost for model_costs in costs.values() for cost in model_costs),
         latency=latencies.get(("", ""), Latency()),
         models=tuple(sorted(stats, key=lambda each: (-each.requests, each.provider, each.model))),
         cache=sum_cache_use(groups),
@@ -168,15 +168,15 @@ def _collect_buckets(
             f"{MAX_BUCKETS}"
         )
     where = build_condition(tx, replace(selection, since=start, until=end))
-    found = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
+    listed = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
     column = _bucket_sql(tx, start, width, number - 1)
     grouped = group_by(tx, where, column)
     costs = find_costs(tx, where, grouped, column, prices)
     latencies = measure_latencies(tx, where, column)
     for position, groups in grouped.items():
         index = int(position)
-        found[index] = replace(
-            found[index],
+        listed[index] = replace(
+            listed[index],
             **sum_outcomes(groups),
             **sum_sends(groups),
             fallbacks=sum(each.responses for each in groups if each.is_fallback),
@@ -185,7 +185,7 @@ def _collect_buckets(
             cost=combine_costs(costs[position]),
             latency=latencies.get(position, Latency()),
         )
-    return tuple(found)
+    return tuple(listed)
 
 
 def _bucket_sql(tx: Tx, start: float, width: float, last: int) -> str:
@@ -205,8 +205,11 @@ def _resolve_span(tx: Tx, selection: Selection) -> tuple[float, float] | None:
         return None
     end = selection.until
     if end is None:
-        end = math.nextafter(max(last if last is not None else start, start), math.inf)
-    return (float(start), float(end)) if end > start else None
+        newest = start if last is None else max(last, start)
+        end = math.nextafter(newest, math.inf)
+    if end <= start:
+        return None
+    return float(start), float(end)
 
 
 @checked
@@ -254,7 +257,9 @@ def _collect_conversations(
     numbers = [row[0] for row in rows]
     if 0 < len(rows) <= MAX_NAMED_ROWS:
         where = where.and_(f"r.conversation IN ({marks(numbers)})", *numbers)
-    groups = group_by(tx, where, "r.conversation") if rows else {}
+    if not rows:
+        return ()
+    groups = group_by(tx, where, "r.conversation")
     costs = find_costs(tx, where, groups, "r.conversation", prices)
     return tuple(
         ConversationStats(
@@ -331,8 +336,10 @@ def _sum_members(groups: Iterable[ResponseGroup], *names: str) -> dict[str, Any]
 
 def measure_chains(tx: Tx, selection: Selection, days: DayRange | None) -> Chains:
     """Measure the length of chains: the depth of each response that no other is chained on."""
-    is_by_time = selection.until is None and not has_response_filter(selection)
-    rows = _count_ends(tx, selection, days) if days and is_by_time else _find_ends(tx, selection)
+    if days and selection.until is None and not has_response_filter(selection):
+        rows = _count_ends(tx, selection, days)
+    else:
+        rows = _find_ends(tx, selection)
     counts: Counter[int] = Counter()
     for depth, number in rows:
         counts[int(depth)] += int(number)
@@ -401,10 +408,10 @@ def measure_branching(tx: Tx, selection: Selection) -> Branching:
         f"WHERE {times.sql}"
     )
     parted = f"SELECT COUNT(*) AS width FROM ({children}) AS c GROUP BY parent HAVING COUNT(*) > 1"  # noqa: S608
-    points, branches, widest = tx.rows(
+    ((points, branches, widest),) = tx.rows(
         f"SELECT COUNT(*), SUM(width), MAX(width) FROM ({parted}) AS parted",  # noqa: S608
         (*times.values, *times.values),
-    )[0]
+    )
     ((forks,),) = forked.select(tx, "SELECT COUNT(*) FROM conversations c WHERE {}")
     return Branching(int(points), int(branches or 0), int(widest or 0), int(forks))
 
@@ -452,33 +459,41 @@ def find_costs(
     prices = prices or current_prices()
     costs: dict[Any, list[Cost]] = {key: [] for key in groups}
     tiered: set[Model] = set()
-    for key, group in ((key, group) for key, members in groups.items() for group in members):
-        if group.pricing == "stored":
-            costs[key].append(Cost(group.cost, group.responses))
-        elif group.pricing == "unknown" and prices.has_tiers(group.provider, group.model):
-            tiered.add((group.provider, group.model))
-        elif group.pricing == "unknown":
-            cached = group.cached_tokens
-            usage = Usage(group.uncached_tokens + cached, cached, group.output_tokens)
-            at = group.day * SECONDS_PER_DAY
-            dollars = prices.cost(usage, group.provider, group.model, at=at)
-            costs[key].append(_to_cost(dollars, group.responses))
+    for key, members in groups.items():
+        for group in members:
+            if group.pricing == "stored":
+                costs[key].append(Cost(group.cost, group.responses))
+            elif group.pricing == "unknown" and prices.has_tiers(group.provider, group.model):
+                tiered.add((group.provider, group.model))
+            elif group.pricing == "unknown":
+                costs[key].append(_price_group(group, prices))
     for model in sorted(tiered):
-        own = where.and_("r.cost IS NULL AND r.provider = ? AND r.model = ?", *model)
-        for *key, created_at, known, cached, written in own.select(
+        unpriced = where.and_("r.cost IS NULL AND r.provider = ? AND r.model = ?", *model)
+        for *values, created_at, input_tokens, cached, output_tokens in unpriced.select(
             tx,
             f"SELECT {columns}, r.created_at, r.input_tokens, r.cached_tokens, r.output_tokens "  # noqa: S608
             "FROM responses r WHERE {} AND r.input_tokens IS NOT NULL",
         ):
-            usage = Usage(int(known), int(cached or 0), int(written or 0))
+            usage = Usage(int(input_tokens), int(cached or 0), int(output_tokens or 0))
             dollars = prices.cost(usage, *model, at=created_at)
-            costs[tuple(key) if len(key) > 1 else key[0]].append(_to_cost(dollars, 1))
+            key = tuple(values) if len(values) > 1 else values[0]
+            costs[key].append(_to_cost(dollars, 1))
     return costs
+
+
+def _price_group(group: ResponseGroup, prices: Prices) -> Cost:
+    """Return the cost of responses whose price does not depend on the size of a request."""
+    cached = group.cached_tokens
+    usage = Usage(group.uncached_tokens + cached, cached, group.output_tokens)
+    at = group.day * SECONDS_PER_DAY
+    return _to_cost(prices.cost(usage, group.provider, group.model, at=at), group.responses)
 
 
 def _to_cost(dollars: float | None, count: int) -> Cost:
     """Return the cost of so many responses, whose price may be unknown."""
-    return Cost(unpriced=count) if dollars is None else Cost(dollars, count)
+    if dollars is None:
+        return Cost(unpriced=count)
+    return Cost(dollars, count)
 
 
 def combine_costs(costs: Iterable[Cost]) -> Cost:

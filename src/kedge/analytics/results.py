@@ -43,8 +43,12 @@ class Count:
 
 def compute_success_rate(succeeded: int, requests: int, resent: int) -> float | None:
     """Return the share of answered requests among those that were not sent again; ``None`` if there are none."""
-    final = requests - resent
-    return succeeded / final if final else None
+    return compute_share(succeeded, requests - resent)
+
+
+def compute_share(part: float, total: float) -> float | None:
+    """Return a part as a share of a total; ``None`` if the total is zero."""
+    return part / total if total else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +106,12 @@ class Requests:
     @property
     def chained_share(self) -> float | None:
         """The share of requests that were sent on an anchor, without those that were refused."""
-        accepted = self.chained + self.full
-        return self.chained / accepted if accepted else None
+        return compute_share(self.chained, self.chained + self.full)
 
     @property
     def saved_share(self) -> float | None:
         """The share of bytes that chaining saved, of what full requests would have sent."""
-        total = self.sent_bytes + self.saved_bytes
-        return self.saved_bytes / total if total else None
+        return compute_share(self.saved_bytes, self.sent_bytes + self.saved_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class Tokens:
     @property
     def cached_share(self) -> float | None:
         """The share of the input that came from the provider's cache."""
-        return self.cached / self.input if self.input else None
+        return compute_share(self.cached, self.input)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ class CacheUse:
     @property
     def accuracy(self) -> float | None:
         """The share of the predicted tokens that were cached; ``None`` if none were predicted."""
-        return self.cached / self.predicted if self.predicted else None
+        return compute_share(self.cached, self.predicted)
 
 
 @dataclass(frozen=True, slots=True)

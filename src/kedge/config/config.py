@@ -64,9 +64,12 @@ def store_url(address: str = "", *, create: bool = True) -> str:
             f"{mask_url(address)!r} is neither an address nor a file; use one of {URL_FORMATS}, or the "
             "path of a file such as 'chat.db'"
         )
-    if not address and create:
-        data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = Path(address).expanduser() if address else data_dir() / "kedge.db"
+    if address:
+        path = Path(address).expanduser()
+    else:
+        path = data_dir() / "kedge.db"
+        if create:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return f"sqlite:///{quote(str(path))}"
 
 
@@ -162,9 +165,11 @@ def _suggest(name: str) -> str:
     close = find_similar_setting(name)
     if close is None:
         return "; 'kedge config' lists all settings"
-    place = f" under [{close.section}]" if close.section else ""
-    place = place or (", before the first section" if "." in name else "")
-    return f"; did you mean {close.key}{place}?"
+    if close.section:
+        return f"; did you mean {close.key} under [{close.section}]?"
+    if "." in name:
+        return f"; did you mean {close.key}, before the first section?"
+    return f"; did you mean {close.key}?"
 
 
 _SECTIONS = {setting.section: None for setting in SETTINGS.values() if setting.section}
@@ -179,12 +184,12 @@ def find_similar_setting(name: str) -> Setting | None:
     keys = {_normalize(each.key): each for each in reversed(settings)}
     section, _, key = name.lower().rpartition(".")
     sections = get_close_matches(section, _SECTIONS, n=1)
-    within = {_normalize(each.key): each for each in settings if each.section in sections}
-    own = {text: each for text, each in keys.items() if not each.section} | within
+    in_section = {_normalize(each.key): each for each in settings if each.section in sections}
+    without_section = {text: each for text, each in keys.items() if not each.section}
     return (
         spellings.get(_normalize(name))
-        or own.get(_normalize(key))
-        or _find_close(key, within, 0.6)
+        or (without_section | in_section).get(_normalize(key))
+        or _find_close(key, in_section, 0.6)
         or keys.get(_normalize(key))
         or _find_close(name, spellings, 0.8)
     )
@@ -200,12 +205,15 @@ def _find_close(name: str, settings: Mapping[str, Setting], cutoff: float) -> Se
 
 def find_similar_variable(name: str) -> str:
     """Return the variable that an unknown one most likely means, or an empty text."""
-    if found := get_close_matches(name, OTHER_VARIABLES, n=1, cutoff=0.85):
-        return found[0]
-    plain = name.removeprefix("KEDGE_").lower()
-    in_section = plain.partition("_")[0] in _SECTIONS
-    similar = find_similar_setting(plain.replace("_", ".", 1) if in_section else plain)
-    return similar.env if similar else ""
+    for other in get_close_matches(name, OTHER_VARIABLES, n=1, cutoff=0.85):
+        return other
+    setting_name = name.removeprefix("KEDGE_").lower()
+    if setting_name.partition("_")[0] in _SECTIONS:
+        setting_name = setting_name.replace("_", ".", 1)
+    similar = find_similar_setting(setting_name)
+    if similar is None:
+        return ""
+    return similar.env
 
 
 def _normalize(name: str) -> str:
@@ -219,8 +227,9 @@ def find_line(name: str, text: str) -> int:
     dotted = re.compile(rf"\s*{re.escape(name)}\s*=")
     current = ""
     for number, line in enumerate(text.splitlines(), 1):
-        if found := re.match(r"\s*\[\s*([^\]]+?)\s*\]", line):
-            current = found[1]
+        heading = re.match(r"\s*\[\s*([^\]]+?)\s*\]", line)
+        if heading:
+            current = heading[1]
         elif (current == section and pattern.match(line)) or (not current and dotted.match(line)):
             return number
     return 1
@@ -317,9 +326,8 @@ def load_config(environ: Mapping[str, str] = os.environ) -> Config:
             Environment variables are checked when they are read.
     """
     path = config_path()
-    return Config(
-        path, read_config_file(path, required=bool(read_variable(CONFIG_ENV, environ))), environ
-    )
+    is_named = bool(read_variable(CONFIG_ENV, environ))
+    return Config(path, read_config_file(path, required=is_named), environ)
 
 
 def mask_value(setting: Setting, value: Scalar) -> str:
@@ -339,7 +347,9 @@ def mask(secret: str) -> str:
     secret = secret.strip()
     if not secret:
         return ""
-    return f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 20 else "…"
+    if len(secret) < 20:
+        return "…"
+    return f"{secret[:3]}…{secret[-4:]}"
 
 
 def mask_url(url: str) -> str:

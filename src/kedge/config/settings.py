@@ -98,19 +98,27 @@ class Setting:
         return value
 
     def _check_range(self, value: float, location: str) -> None:
-        enough = self.minimum is None or value >= self.minimum
-        small = self.maximum is None or value <= self.maximum
-        finite = abs(value) <= MAX_NUMBER
-        if not (enough and small and finite):  # this form also rejects NaN
-            bounds = [f"at least {self.minimum:g}"] if self.minimum is not None else []
-            bounds += [f"at most {self.maximum:g}"] if self.maximum is not None else []
-            bounds += [] if finite else ["finite"]
-            shown = f"{value:g}" if finite or isinstance(value, float) else "a number of that size"
-            raise InvalidSetting(f"{location} must be {' and '.join(bounds)}, not {shown}")
+        is_enough = self.minimum is None or value >= self.minimum
+        is_small = self.maximum is None or value <= self.maximum
+        is_finite = abs(value) <= MAX_NUMBER
+        if is_enough and is_small and is_finite:  # NaN is none of these
+            return
+        bounds: list[str] = []
+        if self.minimum is not None:
+            bounds.append(f"at least {self.minimum:g}")
+        if self.maximum is not None:
+            bounds.append(f"at most {self.maximum:g}")
+        if not is_finite:
+            bounds.append("finite")
+        shown = "a number of that size"
+        if is_finite or isinstance(value, float):
+            shown = f"{value:g}"
+        raise InvalidSetting(f"{location} must be {' and '.join(bounds)}, not {shown}")
 
     def _invalid(self, value: object, location: str) -> InvalidSetting:
-        is_hidden = self.secret == "full" or (self.secret and not isinstance(value, int | float))
-        shown = "the given value" if is_hidden else repr(value)
+        shown = repr(value)
+        if self.secret == "full" or (self.secret and not isinstance(value, int | float)):
+            shown = "the given value"
         return InvalidSetting(f"{location} must be {_TYPES[self.type][1]}, not {shown}")
 
 
@@ -118,7 +126,9 @@ def format_value(value: Scalar) -> str:
     """Format a value as in the file, without quotes."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 _LOG_LEVELS = ("error", "warning", "info", "debug", "trace")

@@ -170,7 +170,9 @@ def _statement_values(
     if response_row is not None:
         columns: dict[str, Any] = {"conversation": node.conversation}
         for name, value in zip(STORED_COLUMNS, response_row, strict=True):
-            columns[name] = f"\\x{value.hex()}" if isinstance(value, bytes) else value
+            columns[name] = value
+            if isinstance(value, bytes):
+                columns[name] = f"\\x{value.hex()}"  # the text form of a bytea
         response = encode(columns)
     return {
         **dict(zip(_NODE_VALUES, _node_values(node), strict=True)),

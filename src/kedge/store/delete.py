@@ -73,8 +73,9 @@ def delete_unchanged(
         row = resolve(tx, conversation, tx.dialect.for_update)
     except NotInStore:
         return None
-    is_same = all(getattr(row, name) == getattr(conversation, name) for name in members)
-    return delete_conversation(tx, row) if is_same else None
+    if any(getattr(row, name) != getattr(conversation, name) for name in members):
+        return None
+    return delete_conversation(tx, row)
 
 
 def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]:
@@ -90,33 +91,40 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
         (row.tree, row.number),
     )
     tree = select_tree(tx, row.tree)
-    theirs = [node.id for node in tree if node.conversation != row.number]
-    used = find_used_nodes(tree, [*theirs, *(head for _, head in others)])
+    others_nodes = [node.id for node in tree if node.conversation != row.number]
+    used = find_used_nodes(tree, [*others_nodes, *(head for _, head in others)])
+    used_nodes = [node for node in tree if node.id in used]
+    inherited = [node.id for node in used_nodes if node.conversation == row.number]
+    unused_nodes = [node for node in tree if node.id not in used]
+    unused = [node.id for node in unused_nodes]
+
     candidates = _delete_links(tx, tree, used)
-    unused = [node.id for node in tree if node.id not in used]
-    moved = [node.id for node in tree if node.id in used and node.conversation == row.number]
-    response_sums.apply_to_nodes(tx, [*unused, *moved], -1)
-    for table in ("responses", *TABLES):
-        tx.delete_rows(table, "node", unused)
-    tx.delete_rows("nodes", "id", unused)
-    remaining = "(SELECT id FROM nodes WHERE tree = ?)"
-    tx.run(
-        "DELETE FROM claims WHERE conversation IN (SELECT number FROM conversations WHERE tree = ?) "
-        f"AND (question NOT IN {remaining} OR answer NOT IN {remaining})",
-        (row.tree,) * 3,
-    )
-    disown_objects(tx, (node.memory for node in tree if node.id not in used))
+    response_sums.apply_to_nodes(tx, [*unused, *inherited], -1)
+    _delete_nodes(tx, row.tree, unused)
+    disown_objects(tx, (node.memory for node in unused_nodes))
     if others:
-        _assign_nodes(
-            tx, [node for node in tree if node.id in used], used, row.number, others[0][0]
-        )
-        response_sums.apply_to_nodes(tx, moved, 1)
+        heir, _ = others[0]
+        _assign_nodes(tx, used_nodes, used, row.number, heir)
+        response_sums.apply_to_nodes(tx, inherited, 1)
     for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation = ?", (row.number,))
     tx.run("DELETE FROM conversations WHERE number = ?", (row.number,))
     _, groups = _delete_unlinked(tx, sorted(candidates))
     delete_practice_responses(tx)
     return groups
+
+
+def _delete_nodes(tx: Tx, tree: int, nodes: Sequence[int]) -> None:
+    """Delete nodes of a tree with their responses, their telemetry and the claims that refer to them."""
+    for table in ("responses", *TABLES):
+        tx.delete_rows(table, "node", nodes)
+    tx.delete_rows("nodes", "id", nodes)
+    remaining = "(SELECT id FROM nodes WHERE tree = ?)"
+    tx.run(
+        "DELETE FROM claims WHERE conversation IN (SELECT number FROM conversations WHERE tree = ?) "
+        f"AND (question NOT IN {remaining} OR answer NOT IN {remaining})",
+        (tree, tree, tree),
+    )
 
 
 def delete_practice_responses(tx: Tx) -> None:
@@ -211,14 +219,14 @@ async def delete_unlinked_blocks(database: Database) -> int:
 
 def _find_unlinked_blocks(tx: Tx) -> list[int]:
     tx.allow_long_statements()
-    found = tx.rows("SELECT id FROM blocks WHERE id NOT IN (SELECT block FROM links) ORDER BY id")
-    return [block for (block,) in found]
+    rows = tx.rows("SELECT id FROM blocks WHERE id NOT IN (SELECT block FROM links) ORDER BY id")
+    return [block for (block,) in rows]
 
 
 def _repair_index(tx: Tx) -> None:
     """Delete texts without a block; if blocks are not indexed, let the next search index them."""
     tx.allow_long_statements()
-    found = tx.rows("SELECT rowid FROM texts WHERE rowid NOT IN (SELECT id FROM blocks)")
-    search.delete_texts(tx, [block for (block,) in found])
+    rows = tx.rows("SELECT rowid FROM texts WHERE rowid NOT IN (SELECT id FROM blocks)")
+    search.delete_texts(tx, [block for (block,) in rows])
     if search.find_unindexed(tx, search.get_index_position(tx)):
         tx.run("UPDATE indexed SET node = 0")

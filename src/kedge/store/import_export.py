@@ -96,27 +96,41 @@ def export_conversation(tx: Tx, conversation: ConversationRow) -> str:
     nodes = [node for node in tree if node.id in used]
     numbers = {node.id: number for number, node in enumerate(nodes)}
     links = {node.id: _select_blocks(tx, node) for node in nodes}
-    bodies = {block: body for found in links.values() for block, body in found}
+    bodies = {block: body for blocks in links.values() for block, body in blocks}
     positions = {block: position for position, block in enumerate(bodies)}
-    lines: list[str] = []
-    rows = {each.node: each for each in select_responses(tx, "WHERE n.tree = ?", (row.tree,))}
-    accounts = {name: _export_telemetry(tx, name, row, numbers) for name in TABLES}
+    responses = {each.node: each for each in select_responses(tx, "WHERE n.tree = ?", (row.tree,))}
+    telemetry = {name: _export_telemetry(tx, name, row, numbers) for name in TABLES}
+
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "conversation": _export_conversation(tx, row, numbers),
+    }
+    lines = [encode(header)]
+    lines += [f'{{"block":{body}}}' for body in bodies.values()]
     for node in nodes:
         linked = [positions[block] for block, _ in links[node.id]]
-        further = {name: found[node.id] for name, found in accounts.items() if node.id in found}
-        response = rows.get(node.id)
-        lines.append(encode(_encode_node(node, numbers, linked, response) | further))
-    local = _LOCAL_FIELDS if row.ttl is not None else (*_LOCAL_FIELDS, "ttl")
-    fields = [each for each in ConversationRow.__struct_fields__ if each not in local]
-    head: Json = {name: getattr(row, name) for name in fields} | {
+        form = _encode_node(node, numbers, linked, responses.get(node.id))
+        for name, records in telemetry.items():
+            if node.id in records:
+                form[name] = records[node.id]
+        lines.append(encode(form))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _export_conversation(tx: Tx, row: ConversationRow, numbers: dict[int, int]) -> Json:
+    """Return the members of a conversation, with the numbers of nodes in the export."""
+    members = {name: getattr(row, name) for name in ConversationRow.__struct_fields__}
+    for name in _LOCAL_FIELDS:
+        del members[name]
+    if row.ttl is None:
+        del members["ttl"]
+    return members | {
         "head": numbers[row.head],
         "data": thaw(row.data),
         "forked_at": numbers.get(row.forked_at),
         "claims": _export_claims(tx, row, numbers),
     }
-    first = {"format": FORMAT, "version": VERSION, "conversation": head}
-    lines = [encode(first), *(f'{{"block":{body}}}' for body in bodies.values()), *lines]
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _select_blocks(tx: Tx, node: Node) -> list[tuple[int, str]]:
@@ -142,28 +156,36 @@ def _encode_node(
     if node.memory:
         form["memory"] = decode(node.memory)
     if response:
-        values = {name: getattr(response, name) for name in RESPONSE_COLUMNS}
-        given = {k: v for k, v in values.items() if v != _RESPONSE_DEFAULTS[k]}
-        form["response"] = msgspec.to_builtins(given)
+        members: Json = {}
+        for name in RESPONSE_COLUMNS:
+            value = getattr(response, name)
+            if value != _RESPONSE_DEFAULTS[name]:
+                members[name] = value
+        form["response"] = msgspec.to_builtins(members)
     return form
 
 
 def _export_telemetry(
     tx: Tx, table: str, row: ConversationRow, numbers: dict[int, int]
 ) -> dict[int, list[Json]]:
+    """Return the records of a table, by node."""
     members = TABLES[table]
-    columns = ", ".join("s.name" if name == "scope" else f"t.{name}" for name in members)
-    joined = "JOIN scopes s ON s.number = t.scope" if "scope" in members else ""
+    columns = {name: f"t.{name}" for name in members}
+    source = f"{table} t"
+    if "scope" in members:
+        columns["scope"] = "s.name"
+        source += " JOIN scopes s ON s.number = t.scope"
     rows = tx.rows(
-        f"SELECT t.node, {columns} FROM {table} t {joined} WHERE t.conversation = ? ORDER BY t.id",
+        f"SELECT t.node, {', '.join(columns.values())} FROM {source} "
+        "WHERE t.conversation = ? ORDER BY t.id",
         (row.number,),
     )
-    found: dict[int, list[Json]] = {}
+    records: dict[int, list[Json]] = {}
     for node, *values in rows:
         if node in numbers:
             form = dict(zip(members, values, strict=True))
-            found.setdefault(node, []).append(msgspec.to_builtins(form))
-    return found
+            records.setdefault(node, []).append(msgspec.to_builtins(form))
+    return records
 
 
 def _export_claims(tx: Tx, row: ConversationRow, numbers: dict[int, int]) -> list[Json]:
@@ -185,29 +207,33 @@ def parse_lines(lines: Iterable[str]) -> list[ExportedConversation]:
     Raises:
         InvalidJSON: The lines are not a valid export.
     """
-    found: list[ExportedConversation] = []
+    conversations: list[ExportedConversation] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         form = _parse_line(line, number)
         if "format" in form:
-            found.append(ExportedConversation(_check_header(form, number), [], []))
-        elif not found:
+            conversations.append(ExportedConversation(_check_header(form, number), [], []))
+        elif not conversations:
             raise InvalidJSON(f"line {number}", f"expected a line with the format {FORMAT!r} first")
         elif "block" in form:
             block = load_block(form["block"], f"line {number}")
-            found[-1].blocks.append(to_stored_block(block))
+            conversations[-1].blocks.append(to_stored_block(block))
         else:
-            with _name_conversation(len(found) - 1):
-                found[-1].nodes.append(msgspec.convert(_check_response(form), _NodeLine))
-    return found
+            with _name_conversation(len(conversations) - 1):
+                conversations[-1].nodes.append(msgspec.convert(_check_response(form), _NodeLine))
+    return conversations
 
 
 def list_scopes(exported: Iterable[ExportedConversation]) -> list[str]:
     """Return the scopes of responses and incidents."""
-    nodes = [node for each in exported for node in each.nodes]
-    records = [each for node in nodes for each in (node.response, *node.incidents) if each]
-    return sorted({each.scope for each in records})
+    scopes: set[str] = set()
+    for conversation in exported:
+        for node in conversation.nodes:
+            scopes.update(incident.scope for incident in node.incidents)
+            if node.response:
+                scopes.add(node.response.scope)
+    return sorted(scopes)
 
 
 def import_lines(tx: Tx, exported: Sequence[ExportedConversation]) -> list[ConversationRow]:
@@ -227,7 +253,9 @@ def _name_conversation(number: int) -> Generator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        reason = error if isinstance(error, ValueError) else type(error).__name__
+        reason = type(error).__name__
+        if isinstance(error, ValueError):
+            reason = str(error)
         problem = f"conversation {number} is not valid ({reason}); nothing was imported"
         raise InvalidJSON("$", problem) from None
 
@@ -272,19 +300,21 @@ def _import_conversation(
         data=header["data"] or {},
         id=name,
     )
-    times = _check_time(header["created_at"]), _check_time(nodes[0].created_at)
+    created_at = _check_time(header["created_at"])
+    root_created_at = _check_time(nodes[0].created_at)
     try:
-        row = create_conversation(tx, new, *times)
+        row = create_conversation(tx, new, created_at, root_created_at)
     except InvalidSetting:  # the id is in use, perhaps only since another import has committed
-        row = create_conversation(tx, replace(new, id=new_id("conv")), *times)
+        new = replace(new, id=new_id("conv"))
+        row = create_conversation(tx, new, created_at, root_created_at)
     created: list[Node] = [get_node(tx, row)]
     for line in nodes[1:]:
         created.append(_import_node(tx, line, row, created, blocks))
     for line, node in zip(nodes, created, strict=True):
         for table in TABLES:
-            for each in getattr(line, table):
-                _check_time(each.created_at)
-                insert_record(tx, table, row.number, node.id, each)
+            for record in getattr(line, table):
+                _check_time(record.created_at)
+                insert_record(tx, table, row.number, node.id, record)
     _finish_import(tx, header, row, created)
     for damage in check_tree(tx, row.tree):
         raise ValueError(f"{damage}; it was changed after it was exported")
@@ -298,6 +328,9 @@ def _import_node(
     if line.node != len(created) or line.kind not in _ADDED_KINDS:
         raise ValueError(f"node {line.node!r} is of an unknown kind or out of order")
     parent = created[_check_index(line.parent, len(created))]
+    memory = None
+    if line.memory is not None:
+        memory = encode(_check_memory(line.memory))
     node, _ = insert_node(
         tx,
         parent,
@@ -306,7 +339,7 @@ def _import_node(
         kind=cast("NodeKind", line.kind),
         now=_check_time(line.created_at),
         kept=_check_index(line.kept, parent.length + 1),
-        memory=None if line.memory is None else encode(_check_memory(line.memory)),
+        memory=memory,
         response=line.response,
     )
     return node
@@ -360,7 +393,7 @@ def _finish_import(tx: Tx, header: Json, row: ConversationRow, nodes: list[Node]
                 _resolve_node(nodes, claim.answer),
             ),
         )
-    origin, at = validate_text(header.get("forked_from") or "", "id"), header.get("forked_at")
+    origin = validate_text(header.get("forked_from") or "", "id")
     tx.run(
         "UPDATE conversations SET head = ?, archived = ?, forked_from = ?, forked_at = ?, updated_at = ? "
         "WHERE number = ?",
@@ -368,7 +401,7 @@ def _finish_import(tx: Tx, header: Json, row: ConversationRow, nodes: list[Node]
             nodes[_check_index(header["head"], len(nodes))].id,
             int(bool(header["archived"])),
             origin or None,
-            _resolve_node(nodes, at),
+            _resolve_node(nodes, header.get("forked_at")),
             _check_time(header["updated_at"]),
             row.number,
         ),
@@ -376,4 +409,6 @@ def _finish_import(tx: Tx, header: Json, row: ConversationRow, nodes: list[Node]
 
 
 def _resolve_node(nodes: list[Node], number: Any) -> int | None:
-    return None if number is None else nodes[_check_index(number, len(nodes))].id
+    if number is None:
+        return None
+    return nodes[_check_index(number, len(nodes))].id

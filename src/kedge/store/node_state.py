@@ -60,7 +60,15 @@ def encode_node_state(
         form["data"] = thaw(data)
     if changes or has_changes(parent):
         form["anchors"] = msgspec.to_builtins(changes)
+    return _encode(form)
+
+
+def _encode(form: Json) -> str | None:
     return encode(form) if form else None
+
+
+def _decode(text: str | None) -> Json:
+    return cast("Json", decode(text)) if text else {}
 
 
 def encode_first_state(turn: Turn, mode: Mode | None) -> str | None:
@@ -74,11 +82,11 @@ def encode_first_state(turn: Turn, mode: Mode | None) -> str | None:
 
 def encode_without_mode(text: str | None) -> str | None:
     """Return the encoded state of a node without a mode of its own; the same text if it has none."""
-    form = cast("Json", decode(text)) if text else {}
+    form = _decode(text)
     if "mode" not in form:
         return text
     del form["mode"]
-    return encode(form) if form else None
+    return _encode(form)
 
 
 def has_changes(text: str | None) -> bool:
@@ -88,36 +96,42 @@ def has_changes(text: str | None) -> bool:
 
 def decode_changes(text: str, retention: float | None = None) -> AnchorChanges:
     """Return the changes of anchor records at a node; added ones expire after ``retention`` seconds at the latest."""
-    form = cast("Json", decode(text)).get("anchors", {})
     try:
-        changes = msgspec.convert(form, AnchorChanges)
+        changes = msgspec.convert(_decode(text).get("anchors", {}), AnchorChanges)
     except msgspec.ValidationError:  # costs one full send
         return NO_CHANGES
-    limited = (
-        replace(each, expires_at=limit_expiry(each.created_at, each.expires_at, retention))
-        for each in changes.added
-    )
-    return replace(changes, added=tuple(limited))
+    added: list[AnchorRecord] = []
+    for anchor in changes.added:
+        expires_at = limit_expiry(anchor.created_at, anchor.expires_at, retention)
+        added.append(replace(anchor, expires_at=expires_at))
+    return replace(changes, added=tuple(added))
 
 
 def decode_mode(text: str | None, mode: Mode | None) -> Mode | None:
     """Return the mode at a node: its own, or else that of its conversation."""
-    own = cast("Json", decode(text)).get("mode") if text else None
-    return own if own in MODES else mode
+    own_mode = _decode(text).get("mode")
+    return own_mode if own_mode in MODES else mode
 
 
 def decode_node_state(
     text: str | None, anchors: Sequence[AnchorRecord], mode: Mode | None
 ) -> tuple[ConversationState, FrozenMap]:
     """Return the state and the data of a Turn, from its anchor records and the state encoded in its node."""
-    form = cast("Json", decode(text)) if text else {}
+    form = _decode(text)
     state = ConversationState(
         decode_mode(text, mode),
         conversation_id=form.get("conversation_id", ""),
-        anchors=anchors if isinstance(anchors, tuple) else tuple(anchors),
+        anchors=tuple(anchors),
     )
-    completed = (each for each in reversed(state.anchors) if each.status == "completed")
-    newest = max(completed, key=_get_creation_time, default=None)
-    previous = form.get("previous_response_id", newest.response_id if newest else "")
+    previous = form.get("previous_response_id", _find_newest_id(state.anchors))
     state = replace(state, previous_response_id=previous)
-    return state, FrozenMap(form["data"]) if form.get("data") else EMPTY
+    data = FrozenMap(form["data"]) if form.get("data") else EMPTY
+    return state, data
+
+
+def _find_newest_id(anchors: Sequence[AnchorRecord]) -> str:
+    """Return the id of the newest completed response; of several at the same time, that of the last one."""
+    completed = [anchor for anchor in reversed(anchors) if anchor.status == "completed"]
+    if not completed:
+        return ""
+    return max(completed, key=_get_creation_time).response_id

@@ -102,7 +102,8 @@ def share_store(store: Store | StoreAddress) -> SharedResource[Store]:
     with _shared_stores_lock:
         shared = _shared_stores.get(url)
         if url in MEMORY_URLS or shared is None or not shared.add_user():
-            shared = _shared_stores[url] = SharedResource(open_store(url))
+            shared = SharedResource(open_store(url))
+            _shared_stores[url] = shared
     return shared
 
 
@@ -146,17 +147,17 @@ def resolve_address(address: StoreAddress) -> str:
         raise CannotOpenStore(f"the address of the store is empty; use one of {URL_FORMATS}")
     url = store_url(path)
     file = store_file(url)
-    return url if "://" in path or file is None else store_url(str(file.absolute()))
+    if "://" in path or file is None:
+        return url
+    return store_url(str(file.absolute()))
 
 
 def open_database(
     url: str, wait_seconds: float = 10.0, statement_seconds: float = 10.0
 ) -> SQLiteDatabase | PostgresDatabase:
     """Return the database at an address, without upgrading it."""
-    for name, seconds in {
-        "wait_seconds": wait_seconds,
-        "statement_seconds": statement_seconds,
-    }.items():
+    durations = {"wait_seconds": wait_seconds, "statement_seconds": statement_seconds}
+    for name, seconds in durations.items():
         if not 0 <= seconds <= sys.float_info.max:
             shown = describe_value(seconds)
             raise InvalidSetting(f"{name} must be 0 or more and finite, not {shown}")

@@ -105,7 +105,9 @@ class ProxiedRequest(ChainedRequest):
     @property
     def plan(self) -> str:
         """How the request was sent, or that it was refused; see `send_label`."""
-        reason = "" if self.anchor else self.healed or self.reason
+        reason = ""
+        if not self.anchor:
+            reason = self.healed or self.reason
         return send_label(reason, is_refused=self.is_refused)
 
 
@@ -145,9 +147,11 @@ _LISTED = _COLUMNS[:-2]
 
 def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest]) -> None:
     """Store requests that were sent through a proxy; bodies only with ``keep_bodies``."""
-    members = [[getattr(each, name) for name in _COLUMNS] for each in requests]
-    rows = [[_to_column(each, tx.body_bytes) for each in row] for row in members]
-    tx.run_many(_INSERT, [[*row, tx.namespace] for row in rows])
+    rows: list[list[Any]] = []
+    for request in requests:
+        values = [_to_column(getattr(request, name), tx.body_bytes) for name in _COLUMNS]
+        rows.append([*values, tx.namespace])
+    tx.run_many(_INSERT, rows)
     tx.run(
         "DELETE FROM proxied_requests WHERE namespace = ? AND id <= (SELECT id FROM proxied_requests "
         "WHERE namespace = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
@@ -161,7 +165,9 @@ def _to_column(value: Any, body_bytes: int) -> Any:
         return value[:body_bytes] if body_bytes else None
     if isinstance(value, str):
         return escape_surrogates(value).replace("\0", "\\x00")
-    return int(value) if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return int(value)
+    return value
 
 
 def list_proxied(
@@ -180,10 +186,10 @@ def list_proxied(
 def get_proxied(tx: Tx, number: int) -> ProxiedRequest:
     """Return one request that was sent through a proxy, with its bodies if they were stored."""
     query = f"SELECT id, {', '.join(_COLUMNS)} FROM proxied_requests WHERE id = ? AND namespace = ?"
-    rows = tx.rows(query, (number, tx.namespace)) if is_row_number(number) else []
-    if not rows:
-        raise NotInStore(f"there is no proxied request {number}")
-    return _to_request(("id", *_COLUMNS), rows[0])
+    if is_row_number(number):
+        for row in tx.rows(query, (number, tx.namespace)):
+            return _to_request(("id", *_COLUMNS), row)
+    raise NotInStore(f"there is no proxied request {number}")
 
 
 def export_recordings(tx: Tx, body_bytes: int) -> list[str]:
@@ -282,7 +288,9 @@ class RequestRecorder:
                 namespace, request = self._waiting.popleft()
                 batches.setdefault(namespace, []).append(request)
             for namespace, batch in batches.items():
-                store = self.store.use_namespace(namespace) if namespace else self.store
+                store = self.store
+                if namespace:
+                    store = store.use_namespace(namespace)
                 try:
                     await store.add_proxied(batch)
                 except StoreError as error:

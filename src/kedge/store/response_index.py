@@ -27,7 +27,8 @@ _INSERT_ENTRY = (
 
 def claim_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str) -> Claim:
     """Claim a conversation object of a server for a request; see `kedge.evidence.object_claims`."""
-    name, now = _qualify(tx, f"{scope} {object_id}"), tx.clock()
+    name = _qualify(tx, f"{scope} {object_id}")
+    now = tx.clock()
     # One statement decides, so that exactly one of several concurrent callers gets the claim.
     claimed = tx.run(
         "UPDATE objects SET last = '', owner = ?, updated_at = ? "
@@ -41,7 +42,9 @@ def claim_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str) -
         "ON CONFLICT (name) DO NOTHING",
         (name, owner, int(not last), now),
     )
-    return "unknown" if added else "taken"
+    if added:
+        return "unknown"
+    return "taken"
 
 
 def release_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str) -> None:
@@ -53,9 +56,11 @@ def release_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str)
 def disown_objects(tx: Tx, memories: Iterable[str | None]) -> None:
     """Let the objects of deleted nodes count as unused now, except those that are in use."""
     ends = _read_ends(memories)
-    rows = tx.rows("SELECT name, last FROM objects WHERE last <> ''") if ends else []
-    names = [(name, last) for name, last in rows if (_read_name(name).id, last) in ends]
-    tx.run_many("UPDATE objects SET owner = '' WHERE name = ? AND last = ?", names)
+    if not ends:
+        return
+    rows = tx.rows("SELECT name, last FROM objects WHERE last <> ''")
+    disowned = [(name, last) for name, last in rows if (_read_name(name).id, last) in ends]
+    tx.run_many("UPDATE objects SET owner = '' WHERE name = ? AND last = ?", disowned)
 
 
 def list_unused_objects(tx: Tx) -> list[UnusedObject]:
@@ -63,8 +68,11 @@ def list_unused_objects(tx: Tx) -> list[UnusedObject]:
 
     An object whose last request is less than a day old may be in use, unless its conversation was deleted.
     """
-    found = _select_unused(tx)
-    return [each for each in found if each.name == _qualify(tx, f"{each.scope} {each.id}")]
+    return [
+        unused
+        for unused in _select_unused(tx)
+        if unused.name == _qualify(tx, f"{unused.scope} {unused.id}")
+    ]
 
 
 def _select_unused(tx: Tx) -> list[UnusedObject]:
@@ -78,17 +86,18 @@ def _select_unused(tx: Tx) -> list[UnusedObject]:
         return []
     states = tx.rows("SELECT memory FROM nodes WHERE memory LIKE ?", ('%"conversation_id"%',))
     used = _read_ends(memory for (memory,) in states)
-    found = [(_read_name(name), last) for name, last in rows]
-    return [each for each, last in found if (each.id, last) not in used]
+    objects = [(_read_name(name), last) for name, last in rows]
+    return [each for each, last in objects if (each.id, last) not in used]
 
 
 def take_unused_objects(tx: Tx, scope: str, limit: int) -> list[UnusedObject]:
     """Return unused objects of a server to delete there; from now on they cannot be claimed."""
-    found = [each for each in list_unused_objects(tx) if each.scope == scope][:limit]
+    taken = [unused for unused in list_unused_objects(tx) if unused.scope == scope][:limit]
     tx.run_many(
-        "UPDATE objects SET last = '', owner = '' WHERE name = ?", [(each.name,) for each in found]
+        "UPDATE objects SET last = '', owner = '' WHERE name = ?",
+        [(unused.name,) for unused in taken],
     )
-    return found
+    return taken
 
 
 def delete_object(tx: Tx, unused: UnusedObject) -> None:
@@ -100,8 +109,8 @@ def delete_old_objects(tx: Tx) -> None:
     """Delete the claims of objects that others made and no request used for long, and of too many unused ones."""
     oldest = tx.clock() - FOREIGN_SECONDS
     tx.run("DELETE FROM objects WHERE made = 0 AND updated_at < ?", (oldest,))
-    unused = _select_unused(tx)[:-MAX_UNUSED_OBJECTS]
-    tx.run_many("DELETE FROM objects WHERE name = ?", [(each.name,) for each in unused])
+    surplus = _select_unused(tx)[:-MAX_UNUSED_OBJECTS]
+    tx.run_many("DELETE FROM objects WHERE name = ?", [(unused.name,) for unused in surplus])
 
 
 def _read_ends(memories: Iterable[str | None]) -> set[tuple[str, str]]:
@@ -136,7 +145,9 @@ def select_entry(tx: Tx, scope: str, response_id: str) -> str | None:
         "SELECT entry FROM response_index WHERE scope = ? AND response_id = ?",
         (_qualify(tx, scope), response_id),
     )
-    return rows[0][0] if rows else None
+    for (entry,) in rows:
+        return entry
+    return None
 
 
 def put_entry(
@@ -178,21 +189,24 @@ def get_scope_key(tx: Tx) -> bytes:
         "INSERT INTO scope_keys (name, value) VALUES ('scope', ?) ON CONFLICT (name) DO NOTHING",
         (secrets.token_bytes(32),),
     )
-    return bytes(tx.rows("SELECT value FROM scope_keys WHERE name = 'scope'")[0][0])
+    ((key,),) = tx.rows("SELECT value FROM scope_keys WHERE name = 'scope'")
+    return bytes(key)
 
 
 def select_evidence(tx: Tx, key: str) -> dict[str, Any] | None:
     """Return the evidence about the memory of a server; see `kedge.evidence.server_evidence`."""
     rows = tx.rows("SELECT form FROM evidence WHERE name = ?", (_qualify(tx, key),))
-    return decode(rows[0][0]) if rows else None
+    for (form,) in rows:
+        return decode(form)
+    return None
 
 
 def select_all_evidence(tx: Tx, limit: int) -> list[tuple[str, dict[str, Any]]]:
     """Return the most recently changed evidence with its keys."""
     rows = tx.rows("SELECT name, form FROM evidence ORDER BY updated_at DESC")
     prefix = _qualify(tx, "")
-    found = [(name.removeprefix(prefix), form) for name, form in rows if name.startswith(prefix)]
-    return [(name, decode(form)) for name, form in found if "\n" not in name][:limit]
+    own = [(name.removeprefix(prefix), form) for name, form in rows if name.startswith(prefix)]
+    return [(name, decode(form)) for name, form in own if "\n" not in name][:limit]
 
 
 def put_evidence(tx: Tx, key: str, form: Mapping[str, Any]) -> None:

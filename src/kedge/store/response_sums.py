@@ -101,7 +101,8 @@ def has_pending(tx: Tx) -> bool:
 
 def lock_position(tx: Tx) -> int:
     """Return the position, and block changes of the sums by others until the end of the transaction."""
-    return tx.rows(f"SELECT node FROM summed {tx.dialect.for_update}")[0][0]
+    ((position,),) = tx.rows(f"SELECT node FROM summed {tx.dialect.for_update}")
+    return position
 
 
 def _add_batch(tx: Tx) -> bool:
@@ -134,19 +135,24 @@ async def read_with_sums(database: Database, work: Callable[[Tx], T]) -> T:
     A store that is read-only or full can have responses that are not in the sums, and so can a store during an import.
     """
 
-    def read(tx: Tx) -> tuple[T] | None:
-        return None if has_pending(tx) else (work(tx),)
+    def read_unless_pending(tx: Tx) -> tuple[T] | None:
+        if has_pending(tx):
+            return None
+        return (work(tx),)  # a tuple, because the result may be None
 
-    found = await database.read(read)
-    if found is not None:
-        return found[0]
+    complete = await database.read(read_unless_pending)
+    if complete is not None:
+        (result,) = complete
+        return result
     await add_pending(database)
     return await database.read(work)
 
 
 def apply_to_nodes(tx: Tx, nodes: Sequence[int], sign: int) -> None:
     """Subtract (-1) the responses of some nodes before they are deleted or changed, or add (1) them after a change."""
-    position = lock_position(tx) if nodes else 0
+    if not nodes:
+        return
+    position = lock_position(tx)
     included = sorted(node for node in nodes if node <= position)
     for chunk in split_chunks(included):
         _apply(tx, f"node IN ({marks(chunk)})", chunk, sign)
@@ -155,39 +161,48 @@ def apply_to_nodes(tx: Tx, nodes: Sequence[int], sign: int) -> None:
 def _apply(tx: Tx, where: str, values: Sequence[Any], sign: int) -> None:
     """Add the responses that meet a condition to all tables of sums, or subtract them."""
     for table, (keys, sums) in _TABLES.items():
-        replaced = ("depth", "day") if table == "chain_links" else ()
-        given = [
-            *(f"MAX({name})" for name in replaced),
-            *(f"{sign} * SUM({name})" for name in sums),
-        ]
-        changed = [f"{name} = {table}.{name} + excluded.{name}" for name in sums]
-        changed += [
-            f"{name} = CASE WHEN excluded.depth > 0 THEN excluded.{name} ELSE {table}.{name} END"
-            for name in replaced
-        ]
-        key, parts = ", ".join(keys), f"FROM {table}_parts WHERE {where}"
-        tx.run(
-            f"INSERT INTO {table} ({', '.join((*keys, *replaced, *sums))}) "
-            f"SELECT {', '.join((*keys, *given))} {parts} GROUP BY {key} "
-            f"ON CONFLICT ({key}) DO UPDATE SET {', '.join(changed)}",
-            values,
-        )
+        parts = f"FROM {table}_parts WHERE {where}"
+        tx.run(_build_merge(table, parts, sign), values)
         if sign < 0:
-            is_empty = " AND ".join(
-                f"{name} = 0" for name in ("responses", "children") if name in sums
-            )
+            key = ", ".join(keys)
+            counts = [f"{name} = 0" for name in ("responses", "children") if name in sums]
+            is_empty = " AND ".join(counts)
             tx.run(
                 f"DELETE FROM {table} WHERE {is_empty} AND ({key}) IN (SELECT {key} {parts})",
                 values,
             )
 
 
+def _build_merge(table: str, parts: str, sign: int) -> str:
+    """Return the statement that adds parts to the rows of a table of sums, or subtracts them."""
+    keys, sums = _TABLES[table]
+    replaced: tuple[str, ...] = ()
+    if table == "chain_links":
+        replaced = ("depth", "day")
+    new_values = [
+        *(f"MAX({name})" for name in replaced),
+        *(f"{sign} * SUM({name})" for name in sums),
+    ]
+    changes = [f"{name} = {table}.{name} + excluded.{name}" for name in sums]
+    changes += [
+        f"{name} = CASE WHEN excluded.depth > 0 THEN excluded.{name} ELSE {table}.{name} END"
+        for name in replaced
+    ]
+    key = ", ".join(keys)
+    return (
+        f"INSERT INTO {table} ({', '.join((*keys, *replaced, *sums))}) "
+        f"SELECT {', '.join((*keys, *new_values))} {parts} GROUP BY {key} "
+        f"ON CONFLICT ({key}) DO UPDATE SET {', '.join(changes)}"
+    )
+
+
 def to_numbers(names: Iterable[str], row: Row) -> list[Any]:
     """Return the sums in a row as numbers; PostgreSQL returns decimals."""
-    return [
-        float(value or 0) if name in _FLOATS else int(value or 0)
-        for name, value in zip(names, row, strict=False)
-    ]
+    numbers: list[Any] = []
+    for name, value in zip(names, row, strict=False):
+        number_type = float if name in _FLOATS else int
+        numbers.append(number_type(value or 0))
+    return numbers
 
 
 async def rebuild(database: Database) -> None:

@@ -60,7 +60,7 @@ def response_values(row: RequestRecord, scope: int) -> Row:
 
 def hash_row(values: Sequence[Any]) -> bytes:
     """Return the checksum of the values of some columns; a database may return integers as floats."""
-    plain = [float(each) if isinstance(each, int) else each for each in values]
+    plain = [float(value) if isinstance(value, int) else value for value in values]
     return hashlib.sha256(msgspec.json.encode(plain)).digest()[:CHECKSUM_BYTES]
 
 
@@ -72,8 +72,12 @@ def find_wrong_checksums(tx: Tx, where: str, values: Sequence[Any] = ()) -> dict
         f"LEFT JOIN scopes s ON s.number = r.scope WHERE {where}",
         values,
     )
-    found = {node: (stored, hash_row(members)) for node, stored, *members in rows}
-    return {node: computed for node, (stored, computed) in found.items() if stored != computed}
+    wrong: dict[int, bytes] = {}
+    for node, stored, *members in rows:
+        computed = hash_row(members)
+        if computed != stored:
+            wrong[node] = computed
+    return wrong
 
 
 def write_response_checksums(tx: Tx, nodes: Sequence[int]) -> None:
@@ -86,11 +90,13 @@ def write_response_checksums(tx: Tx, nodes: Sequence[int]) -> None:
 
 def intern_scope(tx: Tx, name: str) -> int:
     """Return the number of a scope, which is stored when it is first used."""
-    found = tx.rows("SELECT number FROM scopes WHERE name = ?", (name,))
-    if not found:
+    query = "SELECT number FROM scopes WHERE name = ?"
+    rows = tx.rows(query, (name,))
+    if not rows:
         tx.run("INSERT INTO scopes (name) VALUES (?) ON CONFLICT DO NOTHING", (name,))
-        found = tx.rows("SELECT number FROM scopes WHERE name = ?", (name,))
-    return found[0][0]
+        rows = tx.rows(query, (name,))
+    ((number,),) = rows
+    return number
 
 
 def select_responses(tx: Tx, where: str = "", values: Sequence[Any] = ()) -> list[RequestRecord]:
@@ -125,11 +131,11 @@ def _response_from_row(row: Row) -> RequestRecord:
     scope, node, parent, conversation, retention = row[len(_READ_COLUMNS) :]
     members["expires_at"] = limit_expiry(members["created_at"], members["expires_at"], retention)
     members["digest"] = unpack_digest(members["digest"])
-    for name in ("derived", "omitted"):
-        members[name] = tuple(decode(members[name])) if members[name] else ()
+    members["derived"] = _decode_list(members["derived"])
+    members["omitted"] = _decode_list(members["omitted"])
     members["counted"] = decode_token_counts(members["counted"])
-    rejected = decode(members["rejected"]) if members["rejected"] else ()
-    members["rejected"] = tuple(RejectedCandidate(*each) for each in rejected)
+    rejected = _decode_list(members["rejected"])
+    members["rejected"] = tuple(RejectedCandidate(*candidate) for candidate in rejected)
     for name in ("stored", "is_resent"):
         members[name] = bool(members[name])
     return RequestRecord(
@@ -140,14 +146,14 @@ def _response_from_row(row: Row) -> RequestRecord:
 def mark_lost(tx: Tx, record: AnchorRecord, reason: str) -> bool:
     """Record that the provider no longer has a response; return whether that is new."""
     response_sums.lock_position(tx)  # before the responses, as deletions do
-    found = tx.rows(
+    rows = tx.rows(
         "SELECT node FROM responses WHERE digest = ? AND provider_response_id = ? "
         "AND scope = (SELECT number FROM scopes WHERE name = ?) AND status = 'completed' "
         "AND conversation IN (SELECT number FROM conversations WHERE namespace = ?) "
         f"{tx.dialect.for_update}",
         (pack_digest(record.digest), record.response_id, record.scope, tx.namespace),
     )
-    nodes = [node for (node,) in found]
+    nodes = [node for (node,) in rows]
     response_sums.apply_to_nodes(tx, nodes, -1)
     tx.run_many(
         "UPDATE responses SET status = 'lost', lost_reason = ? WHERE node = ?",
@@ -182,12 +188,20 @@ def find_anchors(
             (*map(pack_digest, chunk), scope, tx.namespace),
         )
         if rows:
-            limits = [[each for each in (row[-1], retention) if each is not None] for row in rows]
             return [
-                anchor_from_row(row[:-1], scope, min(limit, default=None))
-                for row, limit in zip(rows, limits, strict=True)
+                anchor_from_row(columns, scope, _shorter(own_retention, retention))
+                for *columns, own_retention in rows
             ]
     return []
+
+
+def _shorter(retention: float | None, other: float | None) -> float | None:
+    """Return the shorter of two retentions; None is without a limit."""
+    if retention is None:
+        return other
+    if other is None:
+        return retention
+    return min(retention, other)
 
 
 ANCHOR_COLUMNS = (
@@ -198,47 +212,59 @@ ANCHOR_COLUMNS = (
 _ANCHOR_STATUS: dict[str, Status] = {"refused": "failed", "cut": "failed"}
 
 
-def anchor_from_row(row: Row, scope: str, retention: float | None) -> AnchorRecord:
+def anchor_from_row(row: Sequence[Any], scope: str, retention: float | None) -> AnchorRecord:
     """Return the anchor in a row of `ANCHOR_COLUMNS`, which expires after ``retention`` seconds at the latest."""
-    name, _, digest, count, depth, root, status, stored, created_at, expires_at, *rest = row
-    barrier, derived, counted, unusable_reason = rest
+    response_id, _, digest, block_count, depth, root_created_at, status, *rest = row
+    stored, created_at, expires_at, barrier, derived, counted, unusable_reason = rest
     return AnchorRecord(
-        name or "",
+        response_id or "",
         scope,
         unpack_digest(digest),
-        count,
+        block_count,
         depth,
-        root,
+        root_created_at,
         unusable_reason or _ANCHOR_STATUS.get(status) or status,
         bool(stored),
         created_at,
         limit_expiry(created_at, expires_at, retention),
         barrier,
-        tuple(decode(derived)) if derived else (),
+        _decode_list(derived),
         decode_token_counts(counted),
     )
 
 
 def pack_digest(digest: str) -> bytes | None:
     """Return a digest as bytes, to save space; all digests use one algorithm."""
+    if not digest:
+        return None
     try:
-        return bytes.fromhex(digest.removeprefix(DIGEST_PREFIX)) if digest else None
+        return bytes.fromhex(digest.removeprefix(DIGEST_PREFIX))
     except ValueError:
         raise InvalidSetting(f"{describe_value(digest)} is not a digest") from None
 
 
 def unpack_digest(digest: bytes | None) -> str:
     """Return a digest in its text form."""
-    return DIGEST_PREFIX + digest.hex() if digest else ""
+    if not digest:
+        return ""
+    return DIGEST_PREFIX + digest.hex()
 
 
 def _clean_text(value: str) -> str | None:
     """Return text that both databases can store; None for an empty text."""
-    return value.replace("\0", "\ufffd") if value else None
+    return value.replace("\0", "\ufffd") or None
 
 
 def _encode_list(values: Sequence[Any]) -> str | None:
     return json.dumps(values) if values else None
+
+
+def _decode_list(text: str | None) -> tuple[Any, ...]:
+    return tuple(decode(text)) if text else ()
+
+
+def _encode_counts(counts: object) -> str | None:
+    return msgspec.json.encode(counts).decode() if counts else None
 
 
 _COLUMN_TYPES: dict[str, Callable[[Any], Any]] = {
@@ -248,7 +274,7 @@ _COLUMN_TYPES: dict[str, Callable[[Any], Any]] = {
     "is_resent": int,
     "digest": pack_digest,
     "derived": _encode_list,
-    "counted": lambda counts: msgspec.json.encode(counts).decode() if counts else None,
+    "counted": _encode_counts,
     "rejected": _encode_list,
     "omitted": _encode_list,
 }
@@ -277,14 +303,17 @@ def insert_telemetry(tx: Tx, telemetry: Telemetry, conversation: int, node: int)
 
     Bodies are truncated to ``tx.body_bytes``; with 0, no exchange is stored.
     """
+    for incident in telemetry.incidents:
+        insert_record(tx, "incidents", conversation, node, incident)
+    for tool_run in telemetry.tools:
+        insert_record(tx, "tool_runs", conversation, node, tool_run)
     size = tx.body_bytes
-    exchanges = [
-        replace(each, request=each.request[:size], reply=each.reply[:size])
-        for each in (telemetry.exchanges if size else ())
-    ]
-    for table, found in zip(TABLES, (telemetry.incidents, telemetry.tools, exchanges), strict=True):
-        for each in found:
-            insert_record(tx, table, conversation, node, each)
+    if size:
+        for exchange in telemetry.exchanges:
+            truncated = replace(
+                exchange, request=exchange.request[:size], reply=exchange.reply[:size]
+            )
+            insert_record(tx, "exchanges", conversation, node, truncated)
 
 
 def insert_record(
@@ -292,12 +321,12 @@ def insert_record(
 ) -> None:
     """Insert a record of a node into one of the `TABLES`."""
     members = TABLES[table]
-    stored = [getattr(record, name) for name in members]
+    values = [getattr(record, name) for name in members]
     if isinstance(record, Incident):
-        stored[members.index("scope")] = intern_scope(tx, record.scope)
+        values[members.index("scope")] = intern_scope(tx, record.scope)
     tx.run(
         f"INSERT INTO {table} (conversation, node, {', '.join(members)}) VALUES (?, ?, {marks(members)})",
-        (conversation, node, *stored),
+        (conversation, node, *values),
     )
 
 

@@ -117,7 +117,9 @@ def index_batch(tx: Tx, after: int) -> int | None:
         {b: " ".join(index_terms(_fold_body(body))) for b, body in rows if b in locked},
     )
     tx.run("UPDATE indexed SET node = ?", (upto,))
-    return upto if upto < newest else None
+    if upto >= newest:
+        return None
+    return upto
 
 
 def lock_blocks(tx: Tx, blocks: Sequence[int], lock: str) -> set[int]:
@@ -180,12 +182,14 @@ def _get_index(tx: Tx) -> TextIndex:
 
 
 def _newest_node(tx: Tx) -> int:
-    return tx.rows("SELECT MAX(id) FROM nodes")[0][0] or 0
+    ((newest,),) = tx.rows("SELECT MAX(id) FROM nodes")
+    return newest or 0
 
 
 def get_index_position(tx: Tx) -> int:
     """Return the node after which indexing continues."""
-    return max(0, tx.rows("SELECT node FROM indexed")[0][0] - OVERLAP)
+    ((position,),) = tx.rows("SELECT node FROM indexed")
+    return max(0, position - OVERLAP)
 
 
 def find_unindexed(tx: Tx, upto: int) -> list[int]:
@@ -211,56 +215,87 @@ def find_blocks(
     query = Query.parse(text)
     if not query.alternatives:
         return []
-    matches: list[tuple[float, str, _Use]] = []
-    conversations = _Conversations(tx, options)
     pages = _iter_pages(tx, query)
     if not index_is_complete:
         pages = iter([_scan_unindexed(tx, query), *pages])
     last = options.offset + options.limit
-    is_ranked = options.order == "rank"
-    scanned = 0
-    for found in pages:
-        page = _select_own(tx, found) if is_ranked else found
-        scanned += len(page)
-        selected = [
-            (block, body)
-            for block, body in page
-            if options.role in (None, decode_blocks([body])[0].kind if options.role else None)
-        ]
-        scores = {block: _score(body, query, is_ranked=is_ranked) for block, body in selected}
-        uses = conversations.find([block for block, _ in selected if scores[block]])
-        matches += [
-            (scores[block], body, use)
-            for block, body in selected
-            for use in uses.get(block, {}).values()
-        ]
-        if scanned >= MAX_RANKED if is_ranked else len(matches) >= last:
+    if options.order == "rank":
+        matches = _rank_matches(tx, query, options, pages)
+    else:
+        matches = _find_newest(tx, query, options, pages, last)
+    return [_build_hit(query, match) for match in matches[options.offset : last]]
+
+
+class _Match(NamedTuple):
+    """A block that matches a query, in one of its conversations."""
+
+    score: float
+    body: str
+    use: "_Use"
+
+
+def _find_newest(
+    tx: Tx, query: Query, options: SearchOptions, pages: "Iterator[_Page]", count: int
+) -> list[_Match]:
+    """Return at least a number of the newest matches, or all of them."""
+    conversations = _Conversations(tx, options)
+    matches: list[_Match] = []
+    for page in pages:
+        scores: dict[int, float] = {}
+        for block, body in _select_role(page, options.role):
+            # The index alone decides if a text has a word, but not if it has a phrase.
+            if not query.needs_text or query.matches(to_token_text(_fold_body(body))):
+                scores[block] = 1.0
+        matches += conversations.match(page, scores)
+        if len(matches) >= count:
             break
-    if is_ranked:
-        matches.sort(key=lambda match: -match[0])
-    return [_build_hit(query, *match) for match in matches[options.offset : last]]
+    return matches
 
 
-def _select_own(tx: Tx, page: list[tuple[int, str]]) -> list[tuple[int, str]]:
+def _rank_matches(
+    tx: Tx, query: Query, options: SearchOptions, pages: "Iterator[_Page]"
+) -> list[_Match]:
+    """Return the matches among the newest blocks with the terms of a query, the best ones first."""
+    conversations = _Conversations(tx, options)
+    matches: list[_Match] = []
+    scanned = 0
+    for page in pages:
+        own_page = _select_own(tx, page)
+        scanned += len(own_page)
+        scores: dict[int, float] = {}
+        for block, body in _select_role(own_page, options.role):
+            score = query.score(to_token_text(_fold_body(body)))
+            if score:
+                scores[block] = score
+        matches += conversations.match(own_page, scores)
+        if scanned >= MAX_RANKED:
+            break
+    return sorted(matches, key=lambda match: -match.score)
+
+
+def _select_role(page: "_Page", role: str | None) -> "_Page":
+    """Return the blocks of a kind, or all blocks for None."""
+    if role is None:
+        return page
+    return [(block, body) for block, body in page if decode_blocks([body])[0].kind == role]
+
+
+_Page = list[tuple[int, str]]
+"""The numbers and encoded forms of blocks."""
+
+
+def _select_own(tx: Tx, page: _Page) -> _Page:
     """Return the blocks of the transaction's namespace; only these count toward the ranked ones."""
     rows = tx.rows_among(_SELECT_OWN, [block for block, _ in page], tx.namespace)
     namespace_blocks = {block for (block,) in rows}
     return [row for row in page if row[0] in namespace_blocks]
 
 
-def _score(body: str, query: Query, *, is_ranked: bool) -> float:
-    """Return the score of a block that has all terms of a query; 0 if it does not match."""
-    if not is_ranked and not query.needs_text:
-        return 1.0
-    tokens = to_token_text(_fold_body(body))
-    return query.score(tokens) if is_ranked else float(query.matches(tokens))
-
-
 def _fold_body(body: str) -> str:
     return fold_text(extract_search_text(body))
 
 
-def _iter_pages(tx: Tx, query: Query) -> Iterator[list[tuple[int, str]]]:
+def _iter_pages(tx: Tx, query: Query) -> Iterator[_Page]:
     """Yield the blocks that have all terms of an alternative, newest first."""
     index = _get_index(tx)
     terms = query.index_expression(index)
@@ -274,11 +309,13 @@ def _iter_pages(tx: Tx, query: Query) -> Iterator[list[tuple[int, str]]]:
             (terms, before, PAGE_SIZE),
         )
         yield [(block, body) for block, body in page]
-        is_last = len(page) < PAGE_SIZE
-        before = group * index.texts_per_group if is_last else page[-1][0]
+        if len(page) < PAGE_SIZE:  # the group has no more
+            before = group * index.texts_per_group
+        else:
+            before, _ = page[-1]
 
 
-def _scan_unindexed(tx: Tx, query: Query) -> list[tuple[int, str]]:
+def _scan_unindexed(tx: Tx, query: Query) -> _Page:
     """Return the blocks that are missing in the index and match a query."""
     span = (get_index_position(tx), _newest_node(tx))
     rows = tx.rows(f"SELECT DISTINCT b.id, b.body {_UNINDEXED} ORDER BY b.id DESC", span)
@@ -296,9 +333,18 @@ class _Conversations:
         self._options = options
         self._trees: dict[int, _Tree] = {}
 
-    def find(self, blocks: Sequence[int]) -> dict[int, dict[str, _Use]]:
+    def match(self, page: _Page, scores: Mapping[int, float]) -> list[_Match]:
+        """Return a match for each conversation of the blocks that have a score."""
+        uses = self._find_uses([block for block, _ in page if block in scores])
+        return [
+            _Match(scores[block], body, use)
+            for block, body in page
+            for use in uses.get(block, {}).values()
+        ]
+
+    def _find_uses(self, blocks: Sequence[int]) -> dict[int, dict[str, _Use]]:
         """Return the conversations of each block by id, with the first node that has it."""
-        found: dict[int, dict[str, _Use]] = {}
+        uses: dict[int, dict[str, _Use]] = {}
         options = self._options
         times = {"n.created_at >= ?": options.since, "n.created_at < ?": options.until}
         where, values = join_filters("1 = 1", times)
@@ -306,27 +352,40 @@ class _Conversations:
         for block, tree, position, node, created_at in rows:
             for name, used in self._load_tree(tree):
                 if used is None or used.get(node, 0) > position:
-                    found.setdefault(block, {}).setdefault(name, _Use(name, node, created_at))
-        return found
+                    use = _Use(name, node, created_at)
+                    uses.setdefault(block, {}).setdefault(name, use)
+        return uses
 
     def _load_tree(self, tree: int) -> _Tree:
         """Return the conversations of a tree with the nodes they use; None if one uses all nodes."""
-        if tree not in self._trees:
-            tag = self._options.tag
-            rows = self._tx.rows(_SELECT_CONVERSATIONS, (tag or "", tree, self._tx.namespace))
-            nodes = select_tree(self._tx, tree) if len(rows) > 1 else []
+        if tree in self._trees:
+            return self._trees[tree]
+        tag = self._options.tag
+        rows = self._tx.rows(_SELECT_CONVERSATIONS, (tag or "", tree, self._tx.namespace))
+        selected = [row[:3] for row in rows if tag is None or row[3]]
+        conversations: _Tree = []
+        if len(rows) <= 1:
+            conversations = [(name, None) for name, _, _ in selected]
+        else:
+            nodes = select_tree(self._tx, tree)
             added: dict[int, list[int]] = {}
             for node in nodes:
                 added.setdefault(node.conversation, []).append(node.id)
-            self._trees[tree] = [
-                (name, find_used_nodes(nodes, [*added.get(number, ()), head]) if nodes else None)
-                for name, number, head, is_tagged in rows
-                if tag is None or is_tagged
-            ]
-        return self._trees[tree]
+            for name, number, head in selected:
+                ends = [*added.get(number, ()), head]
+                conversations.append((name, find_used_nodes(nodes, ends)))
+        self._trees[tree] = conversations
+        return conversations
 
 
-def _build_hit(query: Query, score: float, body: str, use: _Use) -> Hit:
-    (block,) = decode_blocks([body])
-    excerpt = build_excerpt(extract_search_text(body), query)
-    return Hit(use.conversation, use.node, block.id, block.kind, excerpt, use.created_at, score)
+def _build_hit(query: Query, match: _Match) -> Hit:
+    (block,) = decode_blocks([match.body])
+    return Hit(
+        match.use.conversation,
+        match.use.node,
+        block.id,
+        block.kind,
+        excerpt=build_excerpt(extract_search_text(match.body), query),
+        created_at=match.use.created_at,
+        score=match.score,
+    )

@@ -110,14 +110,21 @@ class Atom(Struct, frozen=True):
     @classmethod
     def build(cls, words: Sequence[re.Match[str]], *, is_prefix: bool = False) -> "Atom":
         """Create an atom from adjacent words."""
-        first, last = words[0], words[-1]
-        is_prefix = is_prefix and not last[1]
-        start, end = "" if first[1] else " ", "" if last[1] or is_prefix else " "
-        tokens = [_get_token(match) for match in words]
+        first = words[0]
+        last = words[-1]
+        is_prefix = is_prefix and not _is_unspaced(last)
+        pattern = " ".join(_get_token(word) for word in words)
+        # A word ends at a space; text of a script without spaces may be a part of longer text.
+        if not _is_unspaced(first):
+            pattern = f" {pattern}"
+        if not (_is_unspaced(last) or is_prefix):
+            pattern = f"{pattern} "
         terms: list[str] = []
-        for match, token in zip(words, tokens, strict=True):
-            terms += (_pairs(token) or [token]) if match[1] else [token]
-        return cls(f"{start}{' '.join(tokens)}{end}", tuple(terms), is_prefix)
+        for word in words:
+            token = _get_token(word)
+            pairs = _pairs(token) if _is_unspaced(word) else []
+            terms += pairs or [token]
+        return cls(pattern, tuple(terms), is_prefix)
 
 
 class Alternative(Struct, frozen=True):
@@ -143,27 +150,26 @@ class Query(Struct, frozen=True):
 
         Other punctuation has no meaning. An alternative without a word to search for is omitted.
         """
-        found: list[tuple[list[Atom], list[Atom]]] = [([], [])]
+        alternatives: list[Alternative] = []
+        required: list[Atom] = []
+        excluded: list[Atom] = []
         is_negated = False
         for match in _QUERY_PART.finditer(text):
-            plain, phrase = match["plain"], match["phrase"]
+            plain = match["plain"]
             if plain == "OR":
-                found.append(([], []))
+                alternatives.append(Alternative(tuple(required), tuple(excluded)))
+                required = []
+                excluded = []
             elif plain == "NOT":
                 is_negated = True
             elif plain != "AND":
-                words = list(WORD.finditer(fold_text(plain or phrase or "")))
-                is_prefix = bool(plain) and plain.endswith("*")
-                if words and (match["minus"] or is_negated):
-                    found[-1][1].append(Atom.build(words, is_prefix=is_prefix))
-                elif words and plain is None:
-                    found[-1][0].append(Atom.build(words))
+                if match["minus"] or is_negated:
+                    excluded += _parse_excluded(match)
                 else:
-                    for word in words:
-                        last = word is words[-1]
-                        found[-1][0].append(Atom.build([word], is_prefix=is_prefix and last))
+                    required += _parse_required(match)
                 is_negated = False
-        return cls(tuple(Alternative(tuple(need), tuple(avoid)) for need, avoid in found if need))
+        alternatives.append(Alternative(tuple(required), tuple(excluded)))
+        return cls(tuple(each for each in alternatives if each.required))
 
     @property
     def needs_text(self) -> bool:
@@ -183,13 +189,12 @@ class Query(Struct, frozen=True):
         It depends only on the text, so that every database returns the same order.
         """
         length = 1.2 * (0.25 + 0.75 * len(tokens) / TYPICAL_LENGTH)
-        scores = [
-            sum(count / (count + length) for count in map(tokens.count, patterns))
-            for each in self.alternatives
-            if each.matches(tokens)
-            for patterns in [[atom.pattern for atom in each.required]]
-        ]
-        return max(scores, default=0.0)
+        scores = [0.0]
+        for alternative in self.alternatives:
+            if alternative.matches(tokens):
+                counts = [tokens.count(atom.pattern) for atom in alternative.required]
+                scores.append(sum(count / (count + length) for count in counts))
+        return max(scores)
 
     def find(self, folded: str) -> int:
         """Return the position of the first match in a folded text."""
@@ -200,20 +205,48 @@ class Query(Struct, frozen=True):
         starts = (tokens.find(atom.pattern) + atom.pattern.startswith(" ") for atom in atoms)
         first = min((start for start in starts if start > 0), default=0)
         index = bisect_left(ends, first)
-        return words[index].start() if index < len(words) else 0
+        if index >= len(words):
+            return 0
+        return words[index].start()
 
     def index_expression(self, index: TextIndex) -> str:
         """Return the query of the index for the blocks that may match."""
         alternatives: list[str] = []
-        for each in self.alternatives:
+        for alternative in self.alternatives:
             terms: dict[str, None] = {}
-            for atom in each.required:
-                *plain, last = atom.terms
-                quoted = index.prefix if atom.is_prefix else index.term
-                terms |= dict.fromkeys(index.term.format(term) for term in plain)
-                terms[quoted.format(last)] = None
+            for atom in alternative.required:
+                *complete, last = atom.terms
+                terms |= dict.fromkeys(index.term.format(term) for term in complete)
+                last_form = index.prefix if atom.is_prefix else index.term
+                terms[last_form.format(last)] = None
             alternatives.append(f"({index.and_separator.join(terms)})")
         return index.or_separator.join(alternatives)
+
+
+def _parse_excluded(match: re.Match[str]) -> list[Atom]:
+    """Return the atom of a word or phrase that a text must not have, unless it is only punctuation."""
+    words, is_prefix = _split_part(match)
+    if not words:
+        return []
+    return [Atom.build(words, is_prefix=is_prefix)]
+
+
+def _parse_required(match: re.Match[str]) -> list[Atom]:
+    """Return the atoms that a text must have: a phrase, or each word of a part without quotes."""
+    words, is_prefix = _split_part(match)
+    if words and match["plain"] is None:
+        return [Atom.build(words)]
+    return [
+        Atom.build([word], is_prefix=is_prefix and position == len(words))
+        for position, word in enumerate(words, 1)
+    ]
+
+
+def _split_part(match: re.Match[str]) -> tuple[list[re.Match[str]], bool]:
+    """Return the words of a part of a query, and whether the last one is the beginning of a word."""
+    plain = match["plain"] or ""
+    words = list(WORD.finditer(fold_text(plain or match["phrase"] or "")))
+    return words, plain.endswith("*")
 
 
 def to_token_text(folded: str) -> str:
@@ -221,8 +254,13 @@ def to_token_text(folded: str) -> str:
     return f" {' '.join(map(_get_token, WORD.finditer(folded)))} "
 
 
-def _get_token(match: re.Match[str]) -> str:
-    return match[1] or match.group()[:MAX_WORD]
+def _is_unspaced(word: re.Match[str]) -> bool:
+    """Return whether a match of `WORD` is text in a script without spaces."""
+    return bool(word[1])
+
+
+def _get_token(word: re.Match[str]) -> str:
+    return word[1] or word.group()[:MAX_WORD]
 
 
 def _pairs(run: str) -> list[str]:
@@ -233,15 +271,23 @@ def index_terms(folded: str) -> list[str]:
     """Return the distinct terms under which a folded text is indexed."""
     terms: dict[str, None] = {}
     size = 0
-    for match in WORD.finditer(folded):
-        run = match[1]
-        for term in (*run, *_pairs(run)) if run else (match.group()[:MAX_WORD],):
-            if term not in terms:
-                size += len(term.encode())
-                if size > MAX_INDEXED_BYTES:
-                    return list(terms)
-                terms[term] = None
+    for word in WORD.finditer(folded):
+        for term in _list_terms(word):
+            if term in terms:
+                continue
+            size += len(term.encode())
+            if size > MAX_INDEXED_BYTES:
+                return list(terms)
+            terms[term] = None
     return list(terms)
+
+
+def _list_terms(word: re.Match[str]) -> list[str]:
+    """Return the terms of a word: of a script without spaces, the characters and the pairs of them."""
+    token = _get_token(word)
+    if not _is_unspaced(word):
+        return [token]
+    return [*token, *_pairs(token)]
 
 
 def build_excerpt(text: str, query: Query) -> str:
@@ -252,5 +298,8 @@ def build_excerpt(text: str, query: Query) -> str:
         ends = list(accumulate(len(fold_text(letter)) for letter in text))
         at = bisect_right(ends, at) % len(ends)
     piece = text[max(0, at - EXCERPT_RADIUS) : at + EXCERPT_RADIUS].strip()
-    before = "…" if at > EXCERPT_RADIUS else ""
-    return f"{before}{piece}{'…' if at + EXCERPT_RADIUS < len(text) else ''}"
+    if at > EXCERPT_RADIUS:
+        piece = f"…{piece}"
+    if at + EXCERPT_RADIUS < len(text):
+        piece = f"{piece}…"
+    return piece

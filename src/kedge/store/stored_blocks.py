@@ -8,7 +8,7 @@ hash of this id: an id may be longer than a database indexes, and have character
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from kedge._internal.json_text import decode
@@ -72,9 +72,9 @@ def decode_blocks(bodies: Sequence[str]) -> list[Block]:
 def extract_search_text(body: str) -> str:
     """Return the searchable text of an encoded block: text, tool names and arguments, results."""
     form = cast("Json", decode(body))
-    parts: Iterable[Any] = (part.get("text") for part in form.get("parts", ()))
-    further = (form.get(name) for name in ("text", "name", "arguments"))
-    return "\n".join(text for text in (*parts, *further) if isinstance(text, str) and text)
+    texts: list[Any] = [part.get("text") for part in form.get("parts", ())]
+    texts += [form.get(name) for name in ("text", "name", "arguments")]
+    return "\n".join(text for text in texts if isinstance(text, str) and text)
 
 
 PREVIEW_CHARS = 4000
@@ -97,7 +97,11 @@ def preview_body(body: str, *kinds: type[Block]) -> str | None:
         return None
     if len(body) < PREVIEW_CHARS:
         (block,) = decode_blocks([body])
-        return _shorten(block.text if isinstance(block, UserBlock | AssistantBlock) else "")
+        if not isinstance(block, UserBlock | AssistantBlock):
+            return ""
+        return _shorten(block.text)
     text = _FIRST_TEXT.search(body)
-    shown = re.sub(r"\\u.{0,3}$", "", text[1]) if text else ""
-    return _shorten(json.loads(f'"{shown}"'))
+    if text is None:
+        return ""
+    without_half_escape = re.sub(r"\\u.{0,3}$", "", text[1])
+    return _shorten(json.loads(f'"{without_half_escape}"'))

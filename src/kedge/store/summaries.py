@@ -39,8 +39,10 @@ ListFilter = Literal["active", "branched", "failed", "archived", "all"]
 ListOrder = Literal["newest", "oldest", "responses", "tokens", "cost", "title"]
 LIST_FILTERS: tuple[ListFilter, ...] = get_args(ListFilter)
 LIST_ORDERS: tuple[ListOrder, ...] = get_args(ListOrder)
-FIRST_BLOCKS, LAST_BLOCKS = 4, 4
-"""The number of blocks that are read for the first question and for the last answer."""
+FIRST_BLOCKS = 4
+"""The number of blocks that are read for the first question."""
+LAST_BLOCKS = 4
+"""The number of blocks that are read for the last answer."""
 
 _CONDITIONS: dict[ListFilter, str] = {
     "active": "c.archived = 0",
@@ -150,7 +152,7 @@ async def list_summaries(
     if not scheduled:
         conditions.append("c.delete_at IS NULL")
     if ids is not None:
-        conditions.append(f"c.id IN ({marks(ids)})" if ids else "1 = 0")
+        conditions.append(f"c.id IN ({marks(ids) or 'NULL'})")
     filters: dict[str, Any] = {
         _HAS_MODEL: model,
         HAS_TAG: tag,
@@ -170,12 +172,11 @@ def _select_page(
     values = (tx.namespace, *values)
     ((total,),) = tx.rows(f"SELECT COUNT(*) FROM conversations c WHERE {where}", values)
     join, sort = _SORTS[order]
-    joined = (tx.namespace,) if join else ()
-    rows = select_conversations(
-        tx,
-        f"{join} WHERE {where} ORDER BY {sort} LIMIT ? OFFSET ?",
-        (*joined, *values, limit, offset),
-    )
+    page = f"{join} WHERE {where} ORDER BY {sort} LIMIT ? OFFSET ?"
+    page_values = [*values, limit, offset]
+    if join:
+        page_values.insert(0, tx.namespace)
+    rows = select_conversations(tx, page, page_values)
     return _build_summaries(tx, rows), total
 
 
@@ -299,27 +300,27 @@ def _build_summary(
 ) -> ConversationSummary:
     head = get_node(tx, row)
     unanswered = find_unanswered(tx, row, head)
-    first = load_bodies(tx, head, 0, FIRST_BLOCKS, PREVIEW_CHARS)
-    last = load_bodies(tx, head, head.length - LAST_BLOCKS, head.length, PREVIEW_CHARS)
+    first_bodies = load_bodies(tx, head, 0, FIRST_BLOCKS, PREVIEW_CHARS)
+    last_bodies = load_bodies(tx, head, head.length - LAST_BLOCKS, head.length, PREVIEW_CHARS)
     costs = [each.cost for each in responses if each.cost is not None]
     ends = [each.expires_at for each in responses if each.is_usable and each.expires_at is not None]
     return ConversationSummary(
         row,
-        _first_preview(first, UserBlock) or _read_first_question(tx, row),
-        _first_preview(last[::-1], AssistantBlock),
-        len(responses),
-        sum(has_failed(each.status, is_resent=bool(each.is_resent)) for each in responses),
-        sum(each.status == "lost" for each in responses),
-        int(forks),
-        sum(each.input_tokens or 0 for each in responses),
-        sum(each.cached_tokens or 0 for each in responses),
-        sum(each.output_tokens or 0 for each in responses),
-        sum(costs) if costs else None,
-        median(each.seconds for each in responses) if responses else None,
-        max(ends, default=None),
-        _compute_relied_until(row, responses),
-        max((each.model for each in responses), default=""),
-        unanswered[-1].status if unanswered else "",
+        first_words=_first_preview(first_bodies, UserBlock) or _read_first_question(tx, row),
+        last_answer=_first_preview(last_bodies[::-1], AssistantBlock),
+        responses=len(responses),
+        failed=sum(has_failed(each.status, is_resent=bool(each.is_resent)) for each in responses),
+        lost=sum(each.status == "lost" for each in responses),
+        forks=int(forks),
+        input_tokens=sum(each.input_tokens or 0 for each in responses),
+        cached_tokens=sum(each.cached_tokens or 0 for each in responses),
+        output_tokens=sum(each.output_tokens or 0 for each in responses),
+        cost=sum(costs) if costs else None,
+        median_seconds=median(each.seconds for each in responses) if responses else None,
+        expires_at=max(ends, default=None),
+        relied_until=_compute_relied_until(row, responses),
+        model=max((each.model for each in responses), default=""),
+        unanswered=unanswered[-1].status if unanswered else "",
     )
 
 

@@ -81,12 +81,12 @@ BlockRange = tuple[Node, int, int]
 
 def iter_block_ranges(path: Sequence[Node]) -> Iterator[BlockRange]:
     """Yield the block range that each node of a path added."""
-    limits: list[int] = []
-    limit = path[-1].length if path else 0
+    stops: list[int] = []
+    limit = max((node.length for node in path), default=0)
     for node in reversed(path):
-        limits.append(min(node.length, limit))
+        stops.append(min(node.length, limit))
         limit = min(limit, node.kept)
-    for node, stop in zip(path, reversed(limits), strict=True):
+    for node, stop in zip(path, reversed(stops), strict=True):
         yield node, min(node.kept, stop), stop
 
 
@@ -103,11 +103,13 @@ def name_models(responses: Mapping[int, RequestRecord]) -> dict[int, str]:
     if len(answered) < 2:
         return {}
     providers = Counter(model for _, model in answered)
-    return {
-        node: f"{row.provider}:{row.model}" if providers[row.model] > 1 else row.model
-        for node, row in responses.items()
-        if row.model
-    }
+    names: dict[int, str] = {}
+    for node, row in responses.items():
+        if providers[row.model] > 1:
+            names[node] = f"{row.provider}:{row.model}"
+        elif row.model:
+            names[node] = row.model
+    return names
 
 
 def name_answer_models(
@@ -132,9 +134,13 @@ def name_answer_models(
     names: dict[str, str] = {}
     for node, start, stop in iter_block_ranges(path):
         for block in blocks[max(start - offset, 0) : max(stop - offset, 0)]:
-            # Where history was rewritten, a node has the blocks of earlier responses.
-            answered_at = node.id if node.id in tree.responses else nodes.get(block.response_id, 0)
-            if isinstance(block, AssistantBlock) and answered_at in models:
+            if not isinstance(block, AssistantBlock):
+                continue
+            answered_at = node.id
+            if node.id not in tree.responses:
+                # Where history was rewritten, a node has the blocks of earlier responses.
+                answered_at = nodes.get(block.response_id, 0)
+            if answered_at in models:
                 names[block.id] = models[answered_at]
     return names
 

@@ -60,8 +60,8 @@ def check_database(tx: Tx) -> list[Damage]:
     """Return the problems that the database's integrity check finds."""
     if tx.dialect.name != "sqlite":
         return []
-    found = [line for (line,) in tx.rows("PRAGMA integrity_check") if line != "ok"]
-    return [Damage("database", line) for line in found]
+    lines = [line for (line,) in tx.rows("PRAGMA integrity_check")]
+    return [Damage("database", line) for line in lines if line != "ok"]
 
 
 def list_batches(tx: Tx, column: str) -> range:
@@ -129,7 +129,8 @@ _TARGETS = {
 
 def _find_missing(reference: str, target: str, columns: str) -> str:
     """Return the query for the rows of a table with a reference to a row that does not exist."""
-    (table, column), (other, key) = reference.split("."), target.split(".")
+    table, column = reference.split(".")
+    other, key = target.split(".")
     return (
         f"SELECT DISTINCT {columns} FROM {table} t LEFT JOIN {other} o ON o.{key} = t.{column} "
         f"WHERE t.{column} IS NOT NULL AND o.{key} IS NULL"

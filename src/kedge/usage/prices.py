@@ -86,8 +86,9 @@ def parse_prices(text: str | None, source: str) -> "Prices":
         raise InvalidSetting(f"{source}: prices must be a list of tables, written [[prices]]")
     listed = cast("list[object]", entries)
     prices = tuple(_parse_price(entry, f"{source}: prices[{i}]") for i, entry in enumerate(listed))
-    as_of = _parse_date(data["as_of"], f"{source}: as_of") if "as_of" in data else None
-    return Prices((prices,), as_of)
+    if "as_of" not in data:
+        return Prices((prices,))
+    return Prices((prices,), _parse_date(data["as_of"], f"{source}: as_of"))
 
 
 def _parse_price(entry: object, location: str) -> Price:
@@ -103,12 +104,11 @@ def _parse_price(entry: object, location: str) -> Price:
     amounts = {
         key: _parse_amount(table[key], f"{location}.{key}") for key in _AMOUNTS if key in table
     }
-    since = _parse_date(table["since"], f"{location}.since") if "since" in table else date.min
     return Price(
         providers=_parse_providers(table["provider"], f"{location}.provider"),
         model=_parse_text(table["model"], f"{location}.model"),
         above=int(_parse_amount(table.get("above", 0), f"{location}.above")),
-        since=since,
+        since=_parse_date(table.get("since", date.min), f"{location}.since"),
         **amounts,
     )
 
@@ -132,8 +132,9 @@ def _parse_text(value: object, location: str) -> str:
 
 
 def _parse_providers(value: object, location: str) -> tuple[str, ...]:
-    listed = cast("list[object]", value) if isinstance(value, list) else [value]
-    return tuple(_parse_text(each, location) for each in listed)
+    if not isinstance(value, list):
+        return (_parse_text(value, location),)
+    return tuple(_parse_text(name, location) for name in cast("list[object]", value))
 
 
 PRICES_ENV = "KEDGE_PRICES"
@@ -179,13 +180,15 @@ class Prices:
     @lru_cache(MAX_CACHED_MODELS)  # noqa: B019 - a process has few tables
     def _find_entries(self, provider: str, model: str) -> tuple[Price, ...]:
         """Return the entries for a model, those of the first table first, and of each table the most specific one."""
-        found: list[Price] = []
+        entries: list[Price] = []
         for table in self.tables:
-            listed = [
-                p for p in table if provider in p.providers and _matches_model(p.model, model)
+            matching = [
+                price
+                for price in table
+                if provider in price.providers and _matches_model(price.model, model)
             ]
-            found += sorted(listed, key=_specificity, reverse=True)
-        return tuple(found)
+            entries += sorted(matching, key=_specificity, reverse=True)
+        return tuple(entries)
 
     def cost(
         self, usage: Usage, provider: str, model: str, *, at: float | None = None
@@ -202,12 +205,14 @@ class Prices:
             Dollars, or None if the price is unknown.
         """
         price = self.find_at(usage, provider, model, at)
-        return None if price is None else price.cost(usage)
+        if price is None:
+            return None
+        return price.cost(usage)
 
     def find_at(self, usage: Usage, provider: str, model: str, at: float | None) -> Price | None:
         """Return the price of a response at a time; now by default."""
-        day = None if at is None else datetime.fromtimestamp(at, UTC).date()
-        return self.find(provider, model, input_tokens=usage.input_tokens, on=day)
+        time = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
+        return self.find(provider, model, input_tokens=usage.input_tokens, on=time.date())
 
 
 def sum_costs(costs: Sequence[float | None]) -> float | None:
@@ -220,7 +225,9 @@ def sum_costs(costs: Sequence[float | None]) -> float | None:
         The sum, or None: without the cost of a response it would be too low.
     """
     known = [cost for cost in costs if cost is not None]
-    return sum(known) if known and len(known) == len(costs) else None
+    if not known or len(known) < len(costs):
+        return None
+    return sum(known)
 
 
 @checked
@@ -236,8 +243,10 @@ def load_prices(path: str | Path | None = None) -> Prices:
     built_in = parse_prices(
         (files("kedge.usage") / "prices.toml").read_text("utf-8"), "prices.toml"
     )
-    custom = () if path is None else parse_prices(None, str(path)).tables
-    return Prices((*custom, *built_in.tables), built_in.as_of)
+    if path is None:
+        return built_in
+    custom = parse_prices(None, str(path))
+    return Prices((*custom.tables, *built_in.tables), built_in.as_of)
 
 
 def current_prices() -> Prices:
@@ -268,7 +277,9 @@ def cache_savings(
         Dollars, which are negative if writing cost more; None if the price is unknown.
     """
     price = current_prices().find_at(usage, provider, model, at)
-    return None if price is None else price.cache_savings(usage)
+    if price is None:
+        return None
+    return price.cache_savings(usage)
 
 
 def _matches_model(pattern: str, model: str) -> bool:

@@ -173,7 +173,9 @@ def split_text(text: str) -> Iterator[str]:
     start = 0
     if len(text) >= MAX_BLANK_RUN:
         for run in _LONG_RUN_PATTERN.finditer(text):
-            stop = run.end() if run.end() == len(text) else run.end() - 1
+            stop = run.end()
+            if stop < len(text):
+                stop -= 1
             yield text[start : run.start()]
             for at in range(run.start(), stop, CHUNK_LENGTH):
                 yield text[at : min(at + CHUNK_LENGTH, stop)]
@@ -277,7 +279,9 @@ class TiktokenCounter:
         """
         if type(text) is not str:  # a subclass is rare, and the check is for every text
             check_type("text", str, text)
-        return self._count_short(text) if len(text) <= MAX_SHORT_TEXT else self._count_long(text)
+        if len(text) <= MAX_SHORT_TEXT:
+            return self._count_short(text)
+        return self._count_long(text)
 
     def count_items(self, items: Iterable[Mapping[str, Any]]) -> int:
         """Count the tokens of items of the Responses API.
