@@ -221,8 +221,12 @@ def _to_result(status: "WorkflowStatus", line: BatchLine) -> LineResult:
     output: dict[str, Any] | None = status.output
     if status.status == "SUCCESS" and output:
         return msgspec.convert(output, LineResult)
-    kind = type(status.error).__name__ if status.error else status.status
-    message = f"the workflow ended as {status.status.lower()}: {status.error or 'no reason given'}"
+    kind = status.status
+    reason: object = "no reason given"
+    if status.error:
+        kind = type(status.error).__name__
+        reason = status.error
+    message = f"the workflow ended as {status.status.lower()}: {reason}"
     return LineResult(line.id, "failed", error=message, kind=kind)
 
 

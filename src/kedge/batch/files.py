@@ -95,13 +95,15 @@ class BatchLine:
         if ("prompt" in table) == ("prompts" in table):
             raise InvalidBatch(f"{location} needs either a prompt or prompts")
         prompts = table["prompts"] if "prompts" in table else [table["prompt"]]
-        params = table.get("params")
+        params: object = table.get("params")
+        if params is None:
+            params = {}
         return cls(
             id=_check_id(table.get("id", number or None), location),
             prompts=_check_prompts(prompts, location),
             system=_check_text(table.get("system"), f"{location}: system"),
             model=_check_text(table.get("model"), f"{location}: model"),
-            params=check_line_params({} if params is None else params, f"{location}: params"),
+            params=check_line_params(params, f"{location}: params"),
             schema=_check_schema(table.get("schema"), f"{location}: schema"),
         )
 
@@ -182,11 +184,12 @@ def _iter_objects(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _check_prompts(value: object, location: str) -> tuple[str, ...]:
-    texts = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
-    if not texts or not all(isinstance(each, str) and each for each in texts):
-        raise InvalidBatch(
-            f"{location}: prompts must be a list of one or more texts that are not empty"
-        )
+    problem = f"{location}: prompts must be a list of one or more texts that are not empty"
+    if not isinstance(value, list | tuple) or not value:
+        raise InvalidBatch(problem)
+    texts = cast("Sequence[object]", value)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise InvalidBatch(problem)
     return tuple(cast("Sequence[str]", texts))
 
 

@@ -60,9 +60,12 @@ class RateLimiter:
     ) -> None:
         check_count("requests", requests)
         check_count("tokens", tokens)
-        self.requests, self.tokens = requests, tokens
-        self._clock, self._sleep = clock, sleep
+        self.requests = requests
+        self.tokens = tokens
+        self._clock = clock
+        self._sleep = sleep
         self._recent: deque[Permit] = deque()
+        """The permits of the last minute, oldest first."""
         self._finished = 0
         self._finished_tokens = 0
         self._paused_until = 0.0
@@ -75,14 +78,16 @@ class RateLimiter:
         async with self._lock:
             while (wait := self._wait_seconds()) > 0:
                 await self._sleep(min(wait, MAX_SLEEP))
-            ticket = Permit(self._clock())
-            self._recent.append(ticket)
+            permit = Permit(self._clock())
+            self._recent.append(permit)
         try:
-            yield ticket
+            yield permit
         finally:
-            self._finished += ticket.tokens is not None
-            ticket.tokens = ticket.tokens or 0
-            self._finished_tokens += ticket.tokens
+            if permit.tokens is None:  # it failed
+                permit.tokens = 0
+            else:
+                self._finished += 1
+                self._finished_tokens += permit.tokens
 
     def pause(self, seconds: float) -> None:
         """Delay all requests for this many seconds."""
@@ -106,16 +111,21 @@ class RateLimiter:
 
     def _token_wait_seconds(self, now: float) -> float:
         """Return the seconds until enough old requests have left the window to allow one more."""
-        typical = self._finished_tokens / self._finished if self._finished else 0.0
-        costs = [typical if each.tokens is None else each.tokens for each in self._recent]
-        used = sum(costs) + typical
-        for ticket, cost in zip(self._recent, costs, strict=True):
+        # A request that is still running, and the next one, are assumed to use as many tokens as the finished ones did.
+        typical = self._finished_tokens / max(self._finished, 1)
+        used = typical + sum(self._estimate_tokens(permit, typical) for permit in self._recent)
+        for permit in self._recent:
             if used <= self.tokens:
                 return 0.0
-            used -= cost
-            if used <= self.tokens or ticket is self._recent[-1]:
-                return ticket.started + WINDOW_SECONDS - now
+            used -= self._estimate_tokens(permit, typical)
+            if used <= self.tokens or permit is self._recent[-1]:
+                return permit.started + WINDOW_SECONDS - now
         return 0.0
+
+    @staticmethod
+    def _estimate_tokens(permit: Permit, typical: float) -> float:
+        """Return the tokens of a request, or the typical number while it is running."""
+        return typical if permit.tokens is None else permit.tokens
 
 
 class _RateLimitedEngine(BaseMiddleware):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
+from msgspec.structs import replace
 
 from kedge._internal.argument_types import check_fields, checked_except
 from kedge._internal.arguments import check_count, check_positive_int, validate_seconds
@@ -84,13 +85,14 @@ class BatchJob:
 
         Results, conversations and workflows of a line are reused only under the same fingerprint.
         """
-        request = {
+        request: dict[str, Any] = {
             "prompts": line.prompts,
             "system": line.system,
             "model": line.model or self.model,
             "params": {**thaw(self.params), **thaw(line.params)},
-            **({} if line.schema is None else {"schema": thaw(line.schema)}),
         }
+        if line.schema is not None:
+            request["schema"] = thaw(line.schema)
         encoded = json.dumps(request, sort_keys=True, separators=(",", ":")).encode()
         return f"sha256:{hashlib.sha256(encoded).hexdigest()[:32]}"
 
@@ -110,12 +112,11 @@ class BatchContext:
     async def open(cls, work: BatchJob, *, share: int = 1) -> "BatchContext":
         """Open a context; the rate limits are divided among ``share`` contexts."""
         store = await open_store(work.store_url)
-        # At least 1, because 0 means no limit.
-        requests, tokens = (
-            max(limit // share, 1) if limit else 0
-            for limit in (work.requests_per_minute, work.tokens_per_minute)
+        rate_limiter = RateLimiter(
+            requests=_divide_limit(work.requests_per_minute, share),
+            tokens=_divide_limit(work.tokens_per_minute, share),
         )
-        return cls(work, store, RateLimiter(requests=requests, tokens=tokens))
+        return cls(work, store, rate_limiter)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -144,8 +145,8 @@ class BatchContext:
             approve=self.approve,
         )
         row = await conversation.require_row()
-        recorded: Mapping[str, Any] = row.data.get(BATCH_KEY) or {}
-        if recorded.get("fingerprint") != fingerprint:
+        stored_data: Mapping[str, Any] = row.data.get(BATCH_KEY) or {}
+        if stored_data.get("fingerprint") != fingerprint:
             raise KeyReused(CHANGED_LINE_ERROR)
         return conversation
 
@@ -153,12 +154,15 @@ class BatchContext:
         """Send one turn of a line and return the answer; JSON if the line has a schema."""
         key = f"{self.work.name}/{line.id}/{number}"
         options: dict[str, Any] = {**thaw(self.work.params), **thaw(line.params)}
-        typed: dict[str, Any] = {} if line.schema is None else {"output": thaw(line.schema)}
-        reply = await conversation.send(line.prompts[number], key=key, **typed, **options)
+        if line.schema is not None:
+            options["output"] = thaw(line.schema)
+        reply = await conversation.send(line.prompts[number], key=key, **options)
         if find_running(reply.turn):  # the result of a line is its answer
             options["background"] = False
-            reply = await conversation.resume(**typed, **options)
-        return json.dumps(reply.output, ensure_ascii=False) if typed else reply.text
+            reply = await conversation.resume(**options)
+        if line.schema is None:
+            return reply.text
+        return json.dumps(reply.output, ensure_ascii=False)
 
     def _get_engine(self, model: str) -> Engine:
         """Return the engine of a model; attempts and limits apply to each request, also after tool calls."""
@@ -166,6 +170,13 @@ class BatchContext:
             layers = (retry(self.work.attempts), self.rate_limiter)
             self._engines[model] = with_middleware(connect(model), *layers)
         return self._engines[model]
+
+
+def _divide_limit(limit: int, share: int) -> int:
+    """Return the part of a limit for one of several contexts: at least 1, because 0 means no limit."""
+    if not limit:
+        return 0
+    return max(limit // share, 1)
 
 
 async def send_turn(context: BatchContext, line: BatchLine, number: int) -> dict[str, Any]:
@@ -207,19 +218,24 @@ async def run_conversation(
         rows = await context.store.responses(await context.store.conversation(name))
     except KedgeError:  # it never started, or the store is not available: nothing is added up
         rows = []
-    costs = [row.cost for row in rows if row.cost is not None]
-    return LineResult(
+    result = LineResult(
         id=line.id,
         status="failed" if failure else "completed",
         answers=tuple(answers),
-        conversation=name if rows else "",
-        provider_response_id=rows[-1].provider_response_id if rows else "",
         model=line.model or context.work.model,
-        **sum_tokens(rows),
-        cost=sum(costs) if costs else None,
         seconds=round(time.perf_counter() - began, 3),
         fingerprint=context.work.fingerprint(line),
         **failure,
+    )
+    if not rows:
+        return result
+    costs = [row.cost for row in rows if row.cost is not None]
+    return replace(
+        result,
+        conversation=name,
+        provider_response_id=rows[-1].provider_response_id,
+        **sum_tokens(rows),
+        cost=sum(costs) if costs else None,
     )
 
 
@@ -249,7 +265,8 @@ class AsyncioRunner:
     ) -> AsyncGenerator[LineResult, None]:
         """Yield the results as they arrive."""
         context = await BatchContext.open(work)
-        context.tools, context.approve = self.tools, self.approve
+        context.tools = self.tools
+        context.approve = self.approve
         todo = iter(lines)
         finished: asyncio.Queue[LineResult | BaseException] = asyncio.Queue()
 
@@ -349,7 +366,10 @@ async def run_batch(
     if runner is not None and not hasattr(runner, "run"):
         raise InvalidType(f"runner must have the method run, not {describe_type(runner)}")
     check_output_file(Path(out), resolve_address(store_url))
-    lines = list(prompts) if not isinstance(prompts, str | Path) else read_lines(prompts)
+    if isinstance(prompts, str | Path):
+        lines = read_lines(prompts)
+    else:
+        lines = list(prompts)
     if not all(isinstance(line, BatchLine) for line in lines):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidBatch("prompts must be a file or a list of BatchLine, not of other values")
     if len({line.id for line in lines}) < len(lines):
@@ -369,9 +389,12 @@ async def run_batch(
     began = time.perf_counter()
     done: list[LineResult] = []
     with ResultsFile(out) as results:
-        known = results.load()
-        todo = [line for line in lines if not _is_done(known.get(line.id), work.fingerprint(line))]
-        skipped, failed = len(lines) - len(todo), 0
+        earlier = results.load()
+        todo = [
+            line for line in lines if not _is_done(earlier.get(line.id), work.fingerprint(line))
+        ]
+        skipped = len(lines) - len(todo)
+        failed = 0
         report(Progress(len(lines), skipped))
         if todo:
             async with aclosing((runner or AsyncioRunner()).run(todo, work)) as finished:
@@ -393,4 +416,6 @@ def default_name(out: str | Path) -> str:
 
 def _is_done(result: LineResult | None, fingerprint: str) -> bool:
     """Return whether a result is complete and belongs to the same request."""
-    return result is not None and (result.status, result.fingerprint) == ("completed", fingerprint)
+    if result is None or result.status != "completed":
+        return False
+    return result.fingerprint == fingerprint

@@ -156,9 +156,10 @@ class McpConnection(ToolSource):
                     self._client = None
                     self._settled.clear()
                     scope.deadline = anyio.current_time() + CLOSE_SECONDS
-        is_late = scope.cancelled_caught and not self._stopping
-        late = f"no answer within {self.options.connect_timeout:g} s" if is_late else ""
-        self._failure = "; ".join(filter(None, (late, self.notes.describe()))) or ENDED
+        reasons = [self.notes.describe()]
+        if scope.cancelled_caught and not self._stopping:
+            reasons.insert(0, f"no answer within {self.options.connect_timeout:g} s")
+        self._failure = "; ".join(filter(None, reasons)) or ENDED
 
     async def _hold(self, client: Client) -> None:
         async with anyio.create_task_group() as group:
@@ -337,9 +338,10 @@ def _has_lost_session(error: MCPError, notes: ConnectionNotes) -> bool:
 
 
 def _describe_rejection(error: MCPError, notes: ConnectionNotes) -> str:
-    status = f" (HTTP status {notes.status})" if notes.status else ""
     message = clean_text(error.message[:MAX_ERROR_CHARS])
-    return f"The MCP server rejected the call: {message}{status}"
+    if notes.status:
+        message = f"{message} (HTTP status {notes.status})"
+    return f"The MCP server rejected the call: {message}"
 
 
 def _silence_loggers() -> None:

@@ -215,7 +215,9 @@ def _convert_tool(
 
 def _clean_description(text: str) -> str:
     shown = sanitize_text(text[: MAX_DESCRIPTION_CHARS + 1]).strip()
-    return shown if len(text) <= MAX_DESCRIPTION_CHARS else f"{shown[:MAX_DESCRIPTION_CHARS]}…"
+    if len(text) > MAX_DESCRIPTION_CHARS:
+        return f"{shown[:MAX_DESCRIPTION_CHARS]}…"
+    return shown
 
 
 def clean_text(text: str) -> str:

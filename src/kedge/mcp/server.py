@@ -88,7 +88,9 @@ class StoreTools:
     def to_toolbox(self) -> Toolbox:
         """Return the tools that read, and those that write if ``choose_model`` is set."""
         reading = Toolbox(self.search, tool(self.list_conversations, name="list"), self.show)
-        return reading.with_tools(self.ask, self.fork) if self.choose_model else reading
+        if self.choose_model is None:
+            return reading
+        return reading.with_tools(self.ask, self.fork)
 
     async def search(
         self, query: Annotated[str, "Words that a message must contain."], limit: Limit = 20
@@ -147,7 +149,9 @@ class StoreTools:
     ) -> dict[str, Any]:
         """Send a message to the model of a conversation and return its answer."""
         assert self.choose_model is not None  # noqa: S101 - the tool is not offered otherwise
-        row = await self.store.conversation(conversation) if conversation else None
+        row = None
+        if conversation:
+            row = await self.store.conversation(conversation)
         model = await self.choose_model(row)
         name = row.id if row else None
         async with Conversation(model, store=self.store, id=name, title=title) as opened:
@@ -162,7 +166,9 @@ class StoreTools:
     ) -> dict[str, Any]:
         """Create a conversation that continues from a node of another."""
         row = await self.store.conversation(conversation)
-        forked = await self.store.fork(row, row.head if node is None else node, title or row.title)
+        if node is None:
+            node = row.head
+        forked = await self.store.fork(row, node, title or row.title)
         if row.data:
             forked = await self.store.update(forked.id, data=row.data)
         return {"conversation": forked.id, "title": forked.title, "forked_from": row.id}

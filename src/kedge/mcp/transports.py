@@ -103,15 +103,23 @@ class ConnectionNotes:
         """Return a description of the known problems."""
         if self.problem:
             return self.problem
-        shown = " ".join(sanitize_text(redact_secrets(self.stderr)).split())[-MAX_NOTE_CHARS:]
-        stray = " ".join(sanitize_text(redact_secrets(self.stray_output)).split())
-        known = [
-            f"it exited with code {self.exit_code}" if self.exit_code is not None else "",
-            f"it answered with HTTP status {self.status}" if self.status else "",
-            f"its standard output is not MCP: {stray[:MAX_NOTE_CHARS]!r}" if stray else "",
-            f"its standard error: {shown!r}" if shown else "",
-        ]
-        return "; ".join(filter(None, known))
+        problems: list[str] = []
+        if self.exit_code is not None:
+            problems.append(f"it exited with code {self.exit_code}")
+        if self.status:
+            problems.append(f"it answered with HTTP status {self.status}")
+        stray_output = _to_line(self.stray_output)
+        if stray_output:
+            problems.append(f"its standard output is not MCP: {stray_output[:MAX_NOTE_CHARS]!r}")
+        stderr = _to_line(self.stderr)
+        if stderr:
+            problems.append(f"its standard error: {stderr[-MAX_NOTE_CHARS:]!r}")
+        return "; ".join(problems)
+
+
+def _to_line(output: str) -> str:
+    """Return the output of a server as one line, without control characters and secrets."""
+    return " ".join(sanitize_text(redact_secrets(output)).split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +169,7 @@ class StdioAddress:
                 incoming.close()
                 with anyio.CancelScope(shield=True):
                     await stop_process(process)
-                    await _wait_until(lambda: notes.stderr_ended)
+                    await _wait_until(lambda: notes.stderr_ended, GRACE_SECONDS)
                     _close_transport(process)
                 if notes.ended:
                     notes.exit_code = process.returncode
@@ -206,9 +214,9 @@ class HttpAddress:
         """Open a client whose responses are bounded; no limit of the client is shorter than that of a call."""
         headers = {**self.headers, "accept-encoding": "identity"}
         # A server may be silent until it has the result of a call.
-        read_timeout = (
-            None if call_timeout is None else max(READ_SECONDS, call_timeout + CONNECT_SECONDS)
-        )
+        read_timeout: float | None = None
+        if call_timeout is not None:
+            read_timeout = max(READ_SECONDS, call_timeout + CONNECT_SECONDS)
         limits = httpx2.Timeout(CONNECT_SECONDS, read=read_timeout)
         hooks: dict[str, list[Callable[..., Any]]] = {"response": [partial(_check_response, notes)]}
         received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -253,7 +261,8 @@ def parse_address(
     if headers:
         raise InvalidSetting("headers are for a URL; a command takes env")
     try:
-        command = tuple(shlex.split(server) if isinstance(server, str) else map(str, server))
+        words = shlex.split(server) if isinstance(server, str) else map(str, server)
+        command = tuple(words)
     except ValueError as error:
         raise InvalidSetting(f"the command of the MCP server is malformed: {error}") from error
     if not command or not command[0]:
@@ -325,11 +334,15 @@ def _build_rejection(line: bytes) -> SessionMessage | None:
         message = JSONRPCError(jsonrpc="2.0", id=response["id"], error=error)
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
-    return SessionMessage(message) if is_response else None
+    if not is_response:
+        return None
+    return SessionMessage(message)
 
 
 def _parse_short_integer(text: str) -> int | float:
-    return int(text) if len(text) < MAX_INTEGER_CHARS else float(text)
+    if len(text) < MAX_INTEGER_CHARS:
+        return int(text)
+    return float(text)
 
 
 def _repair_message(message: SessionMessage) -> SessionMessage:
@@ -382,7 +395,7 @@ async def stop_process(process: Process) -> None:
     with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
         if process.stdin:
             await process.stdin.aclose()
-    await _wait_until(lambda: process.returncode is not None)
+    await _wait_until(lambda: process.returncode is not None, GRACE_SECONDS)
     if hasattr(os, "killpg"):
         await terminate_posix_process_tree(process, GRACE_SECONDS)
     elif process.returncode is None:  # pragma: no cover - Windows has no process groups
@@ -398,8 +411,8 @@ def _close_transport(process: Process) -> None:
             transport.close()
 
 
-async def _wait_until(is_true: Callable[[], bool], seconds: float | None = None) -> None:
-    with anyio.move_on_after(GRACE_SECONDS if seconds is None else seconds):
+async def _wait_until(is_true: Callable[[], bool], seconds: float) -> None:
+    with anyio.move_on_after(seconds):
         while not is_true():  # noqa: ASYNC110 - there is no event for the end of a process group
             await anyio.sleep(POLL_SECONDS)
 
@@ -414,8 +427,9 @@ async def _forward_messages(
         try:
             with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                 async for message in source:
-                    is_message = isinstance(message, SessionMessage)
-                    await received.send(_repair_message(message) if is_message else message)
+                    if isinstance(message, SessionMessage):
+                        message = _repair_message(message)  # noqa: PLW2901 - the message to pass on
+                    await received.send(message)
         finally:
             notes.ended = not notes.stopping
     notes.on_end()
@@ -426,7 +440,8 @@ async def _check_response(notes: ConnectionNotes, response: httpx2.Response) -> 
 
     404 and 400 are the answers to an unknown session.
     """
-    status, request = response.status_code, response.request
+    status = response.status_code
+    request = response.request
     if request.method == "POST":
         notes.status = status if response.is_error else 0
         if SESSION_HEADER in request.headers and status in SESSION_STATUSES:
@@ -444,7 +459,8 @@ class _LimitedStream(httpx2.AsyncByteStream):
         self.stream = stream
 
     async def __aiter__(self) -> AsyncGenerator[bytes]:
-        size, max_bytes = 0, resolve_limit()
+        max_bytes = resolve_limit()
+        size = 0
         async for chunk in self.stream:
             size += len(chunk)
             if size > max_bytes:

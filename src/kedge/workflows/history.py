@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from kedge._internal.argument_types import checked
 from kedge.engines.output_schema import CORRECTION_ORIGIN
 from kedge.errors import NotInStore
-from kedge.store import ConversationRow, Store
+from kedge.store import ConversationRow, RequestRecord, Store
 from kedge.store.open import StoreAddress, use_store
 from kedge.turns import AssistantBlock, UserBlock
 from kedge.turns.frozen_json import EMPTY, FrozenMap
@@ -81,16 +82,23 @@ async def list_workflows(
 
 
 async def _list_workflows(store: Store, kind: WorkflowKind | None, limit: int) -> list[Workflow]:
-    tag = f"{roles.WORKFLOW_KEY}:{kind}" if kind else roles.WORKFLOW_KEY
-    found: list[Workflow] = []
+    tag = roles.WORKFLOW_KEY
+    if kind is not None:
+        tag = f"{roles.WORKFLOW_KEY}:{kind}"
+    workflows: list[Workflow] = []
     for row in await store.conversations(tag=tag, archived=None, limit=limit):
         for notes in reversed(roles.list_notes(row)):
-            if notes.get("lead") and kind in (None, notes["kind"]):
-                rows = await roles.load_rows(store, notes["id"])
-                if row.number == rows[0][0].number:
-                    chains = tuple(WorkflowChain(own["role"], each.id) for each, own in rows)
-                    found.append(_parse_workflow(row, notes, chains))
-    return found[:limit]
+            if not notes.get("lead") or kind not in (None, notes["kind"]):
+                continue
+            role_rows = await roles.load_rows(store, notes["id"])
+            lead_row, _ = role_rows[0]
+            if row.number == lead_row.number:
+                chains = tuple(
+                    WorkflowChain(role_notes["role"], role_row.id)
+                    for role_row, role_notes in role_rows
+                )
+                workflows.append(_parse_workflow(row, notes, chains))
+    return workflows[:limit]
 
 
 @checked
@@ -112,17 +120,18 @@ async def load_workflow(store: Store | StoreAddress, workflow: str) -> Workflow:
             WorkflowChain(notes["role"], row.id, await _load_exchanges(opened, row, workflow))
             for row, notes in rows
         ]
-    return _parse_workflow(*rows[0], tuple(chains))
+    lead_row, lead_notes = rows[0]
+    return _parse_workflow(lead_row, lead_notes, tuple(chains))
 
 
 async def _load_exchanges(
     store: Store, row: ConversationRow, workflow: str
 ) -> tuple[WorkflowExchange, ...]:
-    loaded = await store.load(row)
-    responses = {each.provider_response_id: each for each in await store.responses(row)}
+    path = await store.load(row)
+    records = {record.provider_response_id: record for record in await store.responses(row)}
     exchanges: list[WorkflowExchange] = []
     is_ours = False
-    for block in loaded.blocks:
+    for block in path.blocks:
         match block:
             case UserBlock() if is_ours and block.origin == CORRECTION_ORIGIN:
                 exchanges.append(WorkflowExchange(exchanges[-1].number, block.text, ""))
@@ -132,16 +141,25 @@ async def _load_exchanges(
                     number = int(block.metadata.get(roles.ROUND_KEY, 0))
                     exchanges.append(WorkflowExchange(number, block.text, ""))
             case AssistantBlock() if is_ours:
-                last = exchanges[-1]
-                text = f"{last.answer}\n\n{block.text}" if last.answer else block.text
-                sent = responses.get(block.response_id)
-                known = (sent.anchor, sent.model) if sent else ()
-                exchanges[-1] = WorkflowExchange(
-                    last.number, last.question, text, block.response_id, *known
-                )
+                record = records.get(block.response_id)
+                exchanges[-1] = _add_answer(exchanges[-1], block, record)
             case _:
                 pass
     return tuple(exchanges)
+
+
+def _add_answer(
+    exchange: WorkflowExchange, block: AssistantBlock, record: RequestRecord | None
+) -> WorkflowExchange:
+    """Return an exchange with a further block of its answer, and with the record of its request."""
+    exchange = replace(
+        exchange,
+        answer="\n\n".join(filter(None, (exchange.answer, block.text))),
+        response_id=block.response_id,
+    )
+    if record is None:
+        return exchange
+    return replace(exchange, anchor=record.anchor, model=record.model)
 
 
 def _parse_workflow(

@@ -139,17 +139,25 @@ async def refine(
         decide = partial(_judge_answer, judge, judge_role, schema, task)
         options = schema.request_options() if schema else {}
         done = await _run_refinement(author, decide, task, rounds, again, options)
-        last, usage = done[-1], author.usage + judge_role.usage if judge_role else author.usage
-        ids = author.workflow, author.conversation.id
-        return RefineResult(*ids, last.verdict.passed, last.answer, done, usage)
+        usage = author.usage
+        if judge_role is not None:
+            usage += judge_role.usage
+        return RefineResult(
+            workflow=author.workflow,
+            conversation=author.conversation.id,
+            passed=done[-1].verdict.passed,
+            answer=done[-1].answer,
+            rounds=done,
+            usage=usage,
+        )
 
 
 def find_judge_schema(judge: Any) -> OutputSchema[Any] | None:
     """Return the schema of a judge that is a schema."""
-    is_form = isinstance(judge, Mapping | OutputSchema) or (
-        isinstance(judge, type) and hasattr(judge, "model_json_schema")
-    )
-    return to_output_schema(judge) if is_form else None
+    is_pydantic_model = isinstance(judge, type) and hasattr(judge, "model_json_schema")
+    if is_pydantic_model or isinstance(judge, Mapping | OutputSchema):
+        return to_output_schema(judge)
+    return None
 
 
 async def _run_refinement(
@@ -162,7 +170,8 @@ async def _run_refinement(
 ) -> tuple[Round, ...]:
     """Run the rounds of a refinement."""
     done: list[Round] = []
-    question, verdict = task, Verdict(passed=False)
+    question = task
+    verdict = Verdict(passed=False)
     for number in range(1, rounds + 1):
         reply = await author.ask(number, question, **options)
         judge = partial(decide, number, reply.text)
@@ -188,13 +197,15 @@ async def _judge_answer(
     if isinstance(judge, ModelJudge) and judge_role:
         prompt = FIRST_PROMPT if number == 1 else LATER_PROMPT
         text = prompt.format(rubric=judge.rubric, task=task, answer=answer)
-        value = (await judge_role.ask_typed(number, text, VERDICT_SCHEMA))[0].output
-        return Verdict(value["passed"], "" if value["passed"] else value["critique"])
+        reply, _ = await judge_role.ask_typed(number, text, VERDICT_SCHEMA)
+        if reply.output["passed"]:
+            return Verdict(passed=True)
+        return Verdict(passed=False, critique=reply.output["critique"])
     if schema:
         try:
             schema.parse(answer)
-        except SchemaMismatch as misfit:
-            return Verdict(passed=False, critique=f"The answer must fit its schema:\n{misfit}")
+        except SchemaMismatch as mismatch:
+            return Verdict(passed=False, critique=f"The answer must fit its schema:\n{mismatch}")
         return Verdict(passed=True)
     return _to_verdict(await await_value(cast("JudgeFunction", judge)(answer)))
 
@@ -333,7 +344,9 @@ class _Debate(msgspec.Struct, frozen=True):
             if ruling.over:
                 break
         await lead.finish("decided" if ruling.over else "undecided", ruling.over, rounds=number)
-        everyone = [*self.roles, *([self.judge_role] if self.judge_role else [])]
+        everyone = list(self.roles)
+        if self.judge_role is not None:
+            everyone.append(self.judge_role)
         return DebateResult(
             workflow=lead.workflow,
             question=self.question,
@@ -348,35 +361,42 @@ class _Debate(msgspec.Struct, frozen=True):
         self, number: int, arguments: Sequence[DebateArgument]
     ) -> list[DebateArgument]:
         """Request the arguments of all sides concurrently, without those of the same round."""
-        asked = [
-            role.ask(number, self._build_question(i, arguments))
-            for i, role in enumerate(self.roles)
+        questions = [
+            role.ask(number, self._build_question(side, arguments))
+            for role, side in zip(self.roles, self.sides, strict=True)
         ]
         # All requests finish, also if one fails, because they are billed already.
-        replies = await asyncio.gather(*asked, return_exceptions=True)
-        found: list[DebateArgument] = []
+        replies = await asyncio.gather(*questions, return_exceptions=True)
+        new_arguments: list[DebateArgument] = []
         for role, reply in zip(self.roles, replies, strict=True):
             if isinstance(reply, BaseException):
                 raise reply
-            place = reply.node, role.conversation.id, reply.stored
-            found.append(DebateArgument(number, role.role, reply.text, *place))
-        return found
+            argument = DebateArgument(
+                round=number,
+                side=role.role,
+                text=reply.text,
+                node=reply.node,
+                conversation=role.conversation.id,
+                stored=reply.stored,
+            )
+            new_arguments.append(argument)
+        return new_arguments
 
-    def _build_question(self, index: int, arguments: Sequence[DebateArgument]) -> str:
-        side = self.sides[index]
+    def _build_question(self, side: Side, arguments: Sequence[DebateArgument]) -> str:
         if not arguments:
             brief = f"You stand for this: {side.brief}" if side.brief else ""
             return OPENING_PROMPT.format(name=side.name, question=self.question, brief=brief)
-        newest = [each for each in arguments[-len(self.sides) :] if each.side != side.name]
-        return REBUTTAL_PROMPT.format(quoted=_quote_arguments(newest))
+        last_round = arguments[-len(self.sides) :]
+        others = [argument for argument in last_round if argument.side != side.name]
+        return REBUTTAL_PROMPT.format(quoted=_quote_arguments(others))
 
     async def _judge_round(self, number: int, arguments: tuple[DebateArgument, ...]) -> Ruling:
         if self.judge_role and isinstance(self.judge, ModelJudge):
             return await self._judge_with_model(
                 self.judge_role, self.judge.rubric, number, arguments
             )
-        found = await await_value(cast("DebateJudgeFunction", self.judge)(arguments))
-        ruling = _to_ruling(found)
+        decision = await await_value(cast("DebateJudgeFunction", self.judge)(arguments))
+        ruling = _to_ruling(decision)
         if ruling.winner and ruling.winner not in {side.name for side in self.sides}:
             raise InvalidWorkflow(f"the judge named a winner who is not a side: {ruling.winner!r}")
         return ruling
@@ -384,8 +404,8 @@ class _Debate(msgspec.Struct, frozen=True):
     async def _judge_with_model(
         self, judge_role: Role, rubric: str, number: int, arguments: tuple[DebateArgument, ...]
     ) -> Ruling:
-        last = number == self.rounds
-        prompt = JUDGE_LAST_PROMPT if last else JUDGE_ROUND_PROMPT
+        is_last = number == self.rounds
+        prompt = JUDGE_LAST_PROMPT if is_last else JUDGE_ROUND_PROMPT
         text = prompt.format(number=number, quoted=_quote_arguments(arguments[-len(self.sides) :]))
         if number == 1:
             text = f"{JUDGE_OPENING_PROMPT.format(rubric=rubric, question=self.question)}\n{text}"
@@ -396,9 +416,12 @@ class _Debate(msgspec.Struct, frozen=True):
             winner={"type": "string", "enum": [*names, "nobody"]},
             reason={"type": "string"},
         )
-        value = (await judge_role.ask_typed(number, text, schema))[0].output
-        winner = "" if value["winner"] == "nobody" else value["winner"]
-        return Ruling(last or value["decided"], winner, value["reason"])
+        reply, _ = await judge_role.ask_typed(number, text, schema)
+        ruling = reply.output
+        winner = ruling["winner"]
+        if winner == "nobody":
+            winner = ""
+        return Ruling(is_last or ruling["decided"], winner, ruling["reason"])
 
 
 def _to_ruling(value: object) -> Ruling:

@@ -158,11 +158,15 @@ class Role(msgspec.Struct):
         except OutputError as error:
             self._report_answer(number, error.text)
             if on_rejected:
-                on_rejected(error.problems if isinstance(error, OutputInvalid) else (error.text,))
+                problems: Sequence[str] = (error.text,)
+                if isinstance(error, OutputInvalid):
+                    problems = error.problems
+                on_rejected(problems)
             conversation = self.conversation
             with suppress(HeadConflict, NotInStore):  # the last answer becomes visible
-                row, head = conversation.row, conversation.head
-                end = await find_redo_target(conversation.store, row, head)
+                end = await find_redo_target(
+                    conversation.store, conversation.row, conversation.head
+                )
                 await conversation.goto(end.id)
             raise WorkflowFailed(self.workflow, f"{problem}, {attempts} times") from error
         blocks = reply.turn.blocks
@@ -193,8 +197,10 @@ class Role(msgspec.Struct):
             decision = asdict(await decide())
 
             def add(notes: dict[str, Any]) -> dict[str, Any]:
-                known: list[Any] = notes.get(name, [])
-                return notes if number <= len(known) else {**notes, name: [*known, decision]}
+                decisions: list[Any] = notes.get(name, [])
+                if number <= len(decisions):
+                    return notes
+                return {**notes, name: [*decisions, decision]}
 
             await self._change_notes(add)
         return kind(**self.notes[name][number - 1])
@@ -334,13 +340,16 @@ class WorkflowRun(msgspec.Struct):
         """Open the chain of a judge that is a model, without tools; return None for any other judge."""
         if not isinstance(judge, ModelJudge):
             return None
-        kept = {name: self.settings[name] for name in self.settings.keys() & _JUDGE_SETTINGS}
+        settings = {name: self.settings[name] for name in self.settings.keys() & _JUDGE_SETTINGS}
         title = f"{JUDGE_ROLE}: {subject}"
-        return await replace(self, settings=kept).open_role(JUDGE_ROLE, store, judge.engine, title)
+        run = replace(self, settings=settings)
+        return await run.open_role(JUDGE_ROLE, store, judge.engine, title)
 
     def _build_tags(self, *, lead: bool) -> Sequence[str]:
-        tags = (WORKFLOW_KEY, f"{WORKFLOW_KEY}:{self.kind}") if lead else ()
-        return (workflow_tag(self.workflow), *tags)
+        tags = [workflow_tag(self.workflow)]
+        if lead:
+            tags += [WORKFLOW_KEY, f"{WORKFLOW_KEY}:{self.kind}"]
+        return tags
 
     def _build_notes(self, role: str, *, lead: bool) -> dict[str, Any]:
         notes: dict[str, Any] = {"id": self.workflow, "kind": self.kind, "role": role}
@@ -358,8 +367,9 @@ class WorkflowRun(msgspec.Struct):
         """Return a role, or raise ``InvalidWorkflow`` if its conversation is part of another workflow."""
         notes = find_notes(row, self.workflow)
         if notes.get("kind") != self.kind:
-            found = f"a {notes['kind']} workflow" if "kind" in notes else "not a workflow"
-            raise self._build_kind_error(found)
+            if "kind" not in notes:
+                raise self._build_kind_error("not a workflow")
+            raise self._build_kind_error(f"a {notes['kind']} workflow")
         return Role(self.workflow, role, conversation, notes, self.on_event)
 
     def _build_kind_error(self, found: str) -> InvalidWorkflow:

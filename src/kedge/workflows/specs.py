@@ -86,13 +86,19 @@ async def run_spec(
         if not spec.get(key):
             raise InvalidWorkflow(f"{kind}: {key!r} is missing; set it in the file or as an option")
     model = spec.get("model", "practice")
-    common: dict[str, Any] = {"store": store, "workflow": workflow, "on_event": on_event}
-    common |= {"spec": {"file": spec}, "tools": tools}
+    common: dict[str, Any] = {
+        "store": store,
+        "workflow": workflow,
+        "on_event": on_event,
+        "spec": {"file": spec},
+        "tools": tools,
+    }
     if kind == "steps":
         inputs = spec.get("inputs", {})
         return await steps(list(_iter_steps(spec)), inputs=inputs, engine=model, **common)
-    common |= {"judge": _build_judge(kind, spec, model)}
-    common |= {"rounds": spec["rounds"]} if "rounds" in spec else {}
+    common["judge"] = _build_judge(kind, spec, model)
+    if "rounds" in spec:
+        common["rounds"] = spec["rounds"]
     if kind == "refine":
         return await refine(spec["task"], engine=model, **common)
     return await debate(spec["question"], list(_iter_sides(spec, model)), **common)
@@ -186,9 +192,11 @@ def load_function(path: str, folder: str | None = None) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         names = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
+        problem = f"{module_name!r} has no function named {name!r}"
         similar = find_similar(name, names)
-        advice = f"; did you mean {similar!r}?" if similar else ""
-        raise InvalidWorkflow(f"{module_name!r} has no function named {name!r}{advice}")
+        if similar:
+            problem = f"{problem}; did you mean {similar!r}?"
+        raise InvalidWorkflow(problem)
     return function
 
 

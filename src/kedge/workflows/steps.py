@@ -65,22 +65,28 @@ async def steps(
     """
     _validate_pipeline(pipeline, inputs or {})
     values = dict(inputs or {})
-    forms = [
-        None if step.result is None else to_output_schema(step.result, step.name)
-        for step in pipeline
-    ]
+    schemas = [_build_schema(step) for step in pipeline]
     stored_spec = {"steps": [step.name for step in pipeline], "inputs": values, **(spec or {})}
     async with WorkflowRun("steps", workflow, stored_spec, on_event, settings) as run:
         title = " → ".join(step.name for step in pipeline)
         role = await run.open_lead(STEPS_ROLE, conversation, store, engine, title)
         role.report_start(len(pipeline))
         done: list[StepResult] = []
-        for number, (step, form) in enumerate(zip(pipeline, forms, strict=True), 1):
-            result = await _run_step(role, number, step, values, form)
-            values[step.name] = form.to_json(result.value) if form else result.value
+        for number, (step, schema) in enumerate(zip(pipeline, schemas, strict=True), 1):
+            result = await _run_step(role, number, step, values, schema)
+            values[step.name] = result.value
+            if schema is not None:
+                values[step.name] = schema.to_json(result.value)
             done.append(result)
         await role.finish("finished")
         return StepsResult(role.workflow, role.conversation.id, tuple(done), role.usage)
+
+
+def _build_schema(step: Step) -> OutputSchema[Any] | None:
+    """Return the schema of the answer to a step; None if the answer is text."""
+    if step.result is None:
+        return None
+    return to_output_schema(step.result, step.name)
 
 
 def _validate_pipeline(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> None:
@@ -111,15 +117,17 @@ async def _run_step(
     attempts = 1
     if schema is None:
         reply = await role.ask(number, question)
+        value: Any = reply.text
     else:
         problem = f"the answer to the step {step.name} did not match its schema"
-        limits: dict[str, Any] = {"attempts": step.attempts, "on_rejected": report}
         try:
-            reply, attempts = await role.ask_typed(number, question, schema, problem, **limits)
+            reply, attempts = await role.ask_typed(
+                number, question, schema, problem, attempts=step.attempts, on_rejected=report
+            )
         except WorkflowFailed:
             await role.update_notes(status="failed")
             raise
-    value = reply.output if schema else reply.text
+        value = reply.output
     return StepResult(step.name, question, reply.text, value, reply.node, attempts, reply.stored)
 
 
@@ -147,7 +155,9 @@ def fill_template(template: str, values: Mapping[str, Any], location: str) -> st
         if match[0] in _BRACES:
             return _BRACES[match[0]]
         value = _lookup_value(match["path"], values, location)
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if isinstance(value, str):
+            return value
+        return json.dumps(value, ensure_ascii=False)
 
     return _PLACEHOLDER.sub(fill, template)
 
