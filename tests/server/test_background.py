@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from for_each import for_each
 from kedge.server.background import BackgroundJobs, EventLog
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
@@ -107,18 +108,10 @@ def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedMode
     """Disconnecting does not stop the response, whose events any number of readers get from any number on."""
     with open_stream(http) as events:
         first = read(events, 6)
-    types = [event["type"].removeprefix("response.") for event in first]
-    assert types[:3] == ["created", "queued", "in_progress"]
-    assert types[3:] == ["output_item.added", "content_part.added", "output_text.delta"]
-    statuses = [event["response"]["status"] for event in first[:3]]
-    assert statuses == ["queued", "queued", "in_progress"]
-    known = first[0]["response"]["id"]
-    head = http.head(f"/v1/responses/{known}", params={"stream": "true"})
-    assert head.headers["content-type"].startswith("text/event-stream")
-    assert get_status(http, known) == "in_progress"  # on the same connection
+    response_id = first[0]["response"]["id"]
     with (
-        resume_stream(http, known) as complete,
-        resume_stream(http, known, starting_after=5) as end,
+        resume_stream(http, response_id) as complete,
+        resume_stream(http, response_id, starting_after=5) as end,
     ):
         assert read(complete, 6) == first
         model.open_gate()
@@ -127,11 +120,36 @@ def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedMode
     numbers = [event["sequence_number"] for event in [*first, *rest]]
     assert numbers == list(range(len(numbers)))
     assert rest[-1]["type"] == "response.completed"
-    with resume_stream(http, known) as events:
+    with resume_stream(http, response_id) as events:
         assert list(events) == [*first, *rest]
-    for zeros in ("", "0" * 30):
-        after = http.get(f"/v1/responses/{known}?stream=true&starting_after={zeros}10000")
-        assert after.content == b"data: [DONE]\n\n"
+
+
+def test_a_stream_starts_with_the_states_of_its_response(http: httpx2.Client) -> None:
+    """A background response is created and queued before it is in progress."""
+    with open_stream(http) as events:
+        first = read(events, 6)
+    types = [event["type"].removeprefix("response.") for event in first]
+    assert types[:3] == ["created", "queued", "in_progress"]
+    assert types[3:] == ["output_item.added", "content_part.added", "output_text.delta"]
+    statuses = [event["response"]["status"] for event in first[:3]]
+    assert statuses == ["queued", "queued", "in_progress"]
+
+
+def test_the_head_of_a_running_stream_has_no_body(http: httpx2.Client) -> None:
+    """After it the connection can be used again."""
+    with open_stream(http) as events:
+        response_id = next(events)["response"]["id"]
+    head = http.head(f"/v1/responses/{response_id}", params={"stream": "true"})
+    assert head.headers["content-type"].startswith("text/event-stream")
+    wait_until(lambda: get_status(http, response_id) == "in_progress")
+
+
+@for_each("number", ["10000", "0" * 30 + "10000"])
+def test_a_stream_after_its_last_event_is_empty(http: httpx2.Client, number: str) -> None:
+    """Only the end of the stream is sent."""
+    response_id = create_streamed(http)
+    answer = http.get(f"/v1/responses/{response_id}?stream=true&starting_after={number}")
+    assert answer.content == b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize("value", ["True", "1", "yes", ""])
@@ -171,20 +189,26 @@ def test_finished_streams_are_dropped_at_the_memory_limit(model: GatedModel) -> 
 
 
 async def test_long_stream_drops_its_oldest_events() -> None:
-    """A reader after the dropped events continues; a reader before them gets an error."""
+    """The newest event is not dropped."""
     log = EventLog()
-    log.append([b"a", b"b"])
-    quick, slow = log.read(-1), log.read(-1)
-    assert await anext(quick) == b"ab"
-    log.append([b"c"])
-    assert log.drop_oldest()
-    assert log.drop_oldest()
-    assert not log.drop_oldest()
+    log.append([b"a", b"b", b"c"])
+    assert [log.drop_oldest(), log.drop_oldest(), log.drop_oldest()] == [b"a", b"b", None]
     assert not log.has_all_after(0)
     assert log.has_all_after(1)
+
+
+async def test_a_reader_of_dropped_events_gets_an_error() -> None:
+    """A reader that had read them continues."""
+    log = EventLog()
+    log.append([b"a", b"b"])
+    quick = log.read(-1)
+    slow = log.read(-1)
+    assert await anext(quick) == b"ab"
+    log.append([b"c"])
+    log.drop_oldest()
+    log.drop_oldest()
     log.end(0.0)
-    assert await anext(quick) == b"c"
-    assert [frames async for frames in quick] == []
+    assert [frames async for frames in quick] == [b"c"]
     with pytest.raises(EventsDropped):
         await anext(slow)
 
@@ -252,31 +276,64 @@ def test_cancelling_a_finished_response_is_rejected(http: httpx2.Client) -> None
     assert cancel(http, "resp_x").status_code == 404
 
 
+@contextmanager
+def run_in_conversation(
+    http: httpx2.Client, model: GatedModel, *, background: bool
+) -> Iterator[tuple[str, str, Iterator[Event]]]:
+    """Yield the ids of a conversation and of a response that runs in it, and the next events of the response."""
+    conversation: str = http.post("/v1/conversations", json={}).json()["id"]
+    with open_stream(http, background=background, conversation=conversation) as events:
+        first, *_ = read(events, 5 + background)
+        response_id: str = first["response"]["id"]
+        assert get_status(http, response_id) == "in_progress"
+        yield conversation, response_id, events
+        model.open_gate()
+
+
+def find_error_code(http: httpx2.Client, **body: Any) -> str | None:
+    """Return the code of the error of a request that continues something, or None."""
+    error = create_response(http, "x", background=False, **body)["error"]
+    return None if error is None else error["code"]
+
+
 @pytest.mark.parametrize("background", [False, True])
-def test_unfinished_response_cannot_be_continued_or_deleted(
+def test_an_unfinished_response_cannot_be_continued(
     http: httpx2.Client, model: GatedModel, background: bool
 ) -> None:
-    """A running response, which a client sees from its first delta on, locks its conversation until its end."""
-    conversation: str = http.post("/v1/conversations", json={}).json()["id"]
+    """Neither by its id, which a client sees from its first delta on, nor in its conversation."""
+    with run_in_conversation(http, model, background=background) as (conversation, response_id, _):
+        code = find_error_code(http, previous_response_id=response_id)
+        assert code == "previous_response_not_completed"
+        assert find_error_code(http, conversation=conversation) == "conversation_locked"
 
-    def continue_code(**body: Any) -> Any:
-        answer = create_response(http, "x", background=False, **body)
-        return (answer["error"] or {}).get("code")
 
-    with open_stream(http, background=background, conversation=conversation) as events:
-        known: str = read(events, 5 + background)[0]["response"]["id"]
-        assert get_status(http, known) == "in_progress"
-        assert continue_code(previous_response_id=known) == "previous_response_not_completed"
-        assert continue_code(conversation=conversation) == "conversation_locked"
-        deleted = http.delete(f"/v1/responses/{known}").json()
+@pytest.mark.parametrize("background", [False, True])
+def test_an_unfinished_response_cannot_be_deleted(
+    http: httpx2.Client, model: GatedModel, background: bool
+) -> None:
+    """The error says that it is in flight."""
+    with run_in_conversation(http, model, background=background) as (_, response_id, _):
+        deleted = http.delete(f"/v1/responses/{response_id}").json()
         assert deleted["error"]["message"] == "Cannot delete an in-flight response."
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_finished_response_unlocks_its_conversation(
+    http: httpx2.Client, model: GatedModel, background: bool
+) -> None:
+    """From its last event on it can be continued, also in the conversation, and deleted."""
+    with run_in_conversation(http, model, background=background) as (
+        conversation,
+        response_id,
+        events,
+    ):
         model.open_gate()
-        (*_, last) = events
+        *_, last = events
         assert last["type"] == "response.completed"
     assert len(http.get(f"/v1/conversations/{conversation}/items").json()["data"]) == 2
-    assert continue_code(previous_response_id=known) is None
-    assert continue_code(conversation=conversation) is None
-    assert http.delete(f"/v1/responses/{known}").status_code == 200
+    assert find_error_code(http, previous_response_id=response_id) is None
+    assert find_error_code(http, conversation=conversation) is None
+    assert http.delete(f"/v1/responses/{response_id}").status_code == 200
 
 
 def test_background_requires_storage() -> None:

@@ -224,7 +224,7 @@ def holding() -> HoldingApp:
 def test_the_longest_idle_connection_of_a_client_is_closed(
     holding: HoldingApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is that whose last request was answered first, and other clients keep theirs."""
+    """The connection whose last request was answered first is closed; other clients keep theirs."""
     with serve_few(holding) as port, ExitStack() as stack:
         other = stack.enter_context(connect(port, "127.0.0.2"))
         first = stack.enter_context(connect(port))

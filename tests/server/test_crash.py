@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from forked import ForkedProcess
-from kedge.testing import serve
+from kedge.testing import TestServer, serve
 from server.conftest import open_client, parse_events
 from server.waiting import TIMEOUT, wait_until
 
@@ -71,25 +71,38 @@ def kill_server(db: Path) -> list[RecordingClient]:
 
 @pytest.mark.parametrize("attempt", range(KILLS))
 def test_killed_server_retains_every_finished_response(tmp_path: Path, attempt: int) -> None:
-    """After a restart the database is intact, and no response is in progress."""
+    """After a restart the database is intact, and each chain of responses can be continued."""
     db = tmp_path / "server.db"
     clients = kill_server(db)
     with serve(db=str(db)) as server, open_client(server) as http:
-
-        def read(statement: str) -> Any:
-            return server.call(lambda service: service._database.execute(statement).fetchone())
-
         assert server.call(lambda service: service._database.unclean_shutdown)
-        assert read("PRAGMA integrity_check") == ("ok",)
+        assert read_row(server, "PRAGMA integrity_check") == ("ok",)
+        assert read_row(server, COUNT_IN_PROGRESS) == (0,)
         for client in clients:
-            for id_, finished in client.finished.items():
-                assert http.get(f"/v1/responses/{id_}").json() == finished
-            for id_ in client.started - client.finished.keys():
-                stored = http.get(f"/v1/responses/{id_}").json()
-                # The last one may have been completed before its client was notified.
-                assert stored["status"] in {"failed", "completed"}
-                assert (stored["status"] == "failed") is bool(stored["error"])
+            check_finished(http, client)
+            check_unfinished(http, client)
             assert http.post("/v1/responses", json=client.make_body()).status_code == 200
             assert len(server.requests[-1].context or ()) == 2 * len(client.finished) + 1
-        unfinished = "SELECT count(*) FROM kedge_server_nodes WHERE status = 'in_progress'"
-        assert read(unfinished) == (0,)
+
+
+COUNT_IN_PROGRESS = "SELECT count(*) FROM kedge_server_nodes WHERE status = 'in_progress'"
+
+
+def read_row(server: TestServer, statement: str) -> Any:
+    """Return the result of a statement on the database of a server."""
+    return server.call(lambda service: service._database.execute(statement).fetchone())
+
+
+def check_finished(http: httpx2.Client, client: RecordingClient) -> None:
+    """Check that the responses that a client received are stored."""
+    for id_, finished in client.finished.items():
+        assert http.get(f"/v1/responses/{id_}").json() == finished
+
+
+def check_unfinished(http: httpx2.Client, client: RecordingClient) -> None:
+    """Check that no response whose end a client did not receive is in progress."""
+    for id_ in client.started - client.finished.keys():
+        stored = http.get(f"/v1/responses/{id_}").json()
+        # The last one may have been completed before its client was notified.
+        assert stored["status"] in {"failed", "completed"}
+        assert (stored["status"] == "failed") is bool(stored["error"])

@@ -3,7 +3,8 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,32 +44,57 @@ def check_error(answer: httpx2.Response, folder: Path, problem: str) -> None:
     assert str(folder) not in answer.text
 
 
-def test_a_full_disk_is_no_internal_error(tmp_path: Path) -> None:
-    """What must be stored is answered with 503 until there is space; the health check says so, and reading works."""
+@contextmanager
+def serve_on_full_disk(folder: Path) -> Iterator[tuple[TestServer, httpx2.Client, str]]:
+    """Run a server whose disk is full, and yield it with a client and the id of a response that was stored before."""
     with (
-        serve(db=str(tmp_path / "server.db"), model=GatedModel()) as server,
+        serve(db=str(folder / "server.db"), model=GatedModel()) as server,
         open_client(server) as http,
     ):
         stored = http.post("/v1/responses", json={"model": "m", "input": "Hello"}).json()
         assert read_health(http) == (200, "ok")
         limit_pages(server, 1)
-        body: dict[str, Any] = {"model": "m", "input": LARGE}
-        for more in ({}, {"stream": True}, {"background": True}, {"input": f"wait {LARGE}"}):
-            answer = http.post("/v1/responses", json={**body, **more})
-            check_error(answer, tmp_path, "the disk is full; nothing was written")
-        items = [{"type": "message", "role": "user", "content": LARGE}]
+        yield server, http, stored["id"]
+
+
+LARGE_REQUEST = {"model": "m", "input": LARGE}
+
+
+@for_each("more", [{}, {"stream": True}, {"background": True}, {"input": f"wait {LARGE}"}])
+def test_a_full_disk_is_no_internal_error(tmp_path: Path, more: dict[str, Any]) -> None:
+    """A response that cannot be stored is answered with 503."""
+    with serve_on_full_disk(tmp_path) as (server, http, _):
+        answer = http.post("/v1/responses", json={**LARGE_REQUEST, **more})
+        check_error(answer, tmp_path, "the disk is full; nothing was written")
+        assert server.running == 0
+
+
+def test_a_conversation_on_a_full_disk_is_rejected(tmp_path: Path) -> None:
+    """Its items cannot be stored."""
+    items = [{"type": "message", "role": "user", "content": LARGE}]
+    with serve_on_full_disk(tmp_path) as (_, http, _):
         answer = http.post("/v1/conversations", json={"items": items})
         check_error(answer, tmp_path, "the disk is full")
-        assert read_health(http) == (503, "unavailable")
-        assert http.get(f"/v1/responses/{stored['id']}").json()["id"] == stored["id"]
-        unstored = http.post("/v1/responses", json={**body, "store": False})
+
+
+def test_what_needs_no_space_works_on_a_full_disk(tmp_path: Path) -> None:
+    """Stored responses are read, and unstored ones are generated."""
+    with serve_on_full_disk(tmp_path) as (_, http, stored_id):
+        assert http.get(f"/v1/responses/{stored_id}").json()["id"] == stored_id
+        unstored = http.post("/v1/responses", json={**LARGE_REQUEST, "store": False})
         assert unstored.json()["status"] == "completed"
+
+
+def test_a_full_disk_is_unhealthy_until_there_is_space(tmp_path: Path) -> None:
+    """From the first write that fails on, also if requests succeed that need no space."""
+    with serve_on_full_disk(tmp_path) as (server, http, _):
+        assert http.post("/v1/responses", json=LARGE_REQUEST).status_code == 503
+        assert read_health(http) == (503, "unavailable")
+        assert http.post("/v1/responses", json={**LARGE_REQUEST, "store": False}).is_success
         assert read_health(http) == (503, "unavailable")
         limit_pages(server, 1_000_000)
         assert read_health(http) == (200, "ok")
-        answer = http.post("/v1/responses", json=body)
-        assert answer.json()["status"] == "completed"
-        assert server.running == 0
+        assert http.post("/v1/responses", json=LARGE_REQUEST).json()["status"] == "completed"
 
 
 async def test_a_full_disk_is_reported_over_websocket(tmp_path: Path) -> None:

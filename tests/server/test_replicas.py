@@ -172,8 +172,8 @@ def test_no_server_sees_the_end_of_a_response_in_a_locked_conversation(
     assert seen == ["in_progress"]
 
 
-def test_deletion_is_visible_to_every_server(replicas: Replicas) -> None:
-    """A cached context or item is used only after its response or conversation was found in the database."""
+def test_a_deleted_response_is_deleted_for_every_server(replicas: Replicas) -> None:
+    """A cached context is used only after its response was found in the database."""
     one, other = replicas
     first = one.create("one")
     second = one.create("two", previous_response_id=first["id"])
@@ -182,6 +182,11 @@ def test_deletion_is_visible_to_every_server(replicas: Replicas) -> None:
     assert rejected["error"]["code"] == "previous_response_not_found"
     assert one.http.get(f"/responses/{second['id']}/input_items").status_code == 404
     assert one.create("three", previous_response_id=first["id"])["status"] == "completed"
+
+
+def test_a_deleted_conversation_is_deleted_for_every_server(replicas: Replicas) -> None:
+    """An item is found by its id, on every server, until its conversation is deleted."""
+    one, other = replicas
     id_ = one.create_conversation(MESSAGE)
     (item,) = one.http.get(f"/conversations/{id_}/items").json()["data"]
     assert one.create("one", conversation=id_)["status"] == "completed"
@@ -387,36 +392,83 @@ def test_a_stream_of_a_deleted_response_ends(replicas: Replicas) -> None:
     assert read == []
 
 
-@pytest.mark.parametrize("db", ["sqlite", "postgresql"])
-def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
-    """A response with an idempotency key is generated once; a repeated stream has complete items."""
+@pytest.fixture(params=["sqlite", "postgresql"])
+def repeating(request: pytest.FixtureRequest) -> Iterator[Replicas]:
+    """Yield the servers that get a request and its repetition: the same one, or two on one database."""
     with ExitStack() as stack:
-        one = Replica(stack, url if db == "postgresql" else ":memory:")
-        other = Replica(stack, url) if db == "postgresql" else one
-        conversation = one.create_conversation()
-        first = one.create("hello", "a", conversation=conversation)
-        assert first["status"] == "completed"
-        assert other.create("hello", "a", conversation=conversation) == first
-        assert len(one.http.get(f"/conversations/{conversation}/items").json()["data"]) == 2
-        assert other.create("other", "a")["error"]["code"] == "idempotency_key_reused"
-        assert one.create("x", "k" * 255)["status"] == "completed"
-        assert one.create("x", "k" * 256)["error"]["code"] == "idempotency_key_too_long"
-        streamed, repeated = one.stream("hello", "b"), other.stream("hello", "b")
-        assert streamed[-1]["response"] == repeated[-1]["response"]
-        names = ["created", "in_progress", "output_item.added", "output_item.done", "completed"]
-        assert [event["type"] for event in repeated] == [f"response.{name}" for name in names]
-        assert repeated[0]["response"] == repeated[1]["response"] == streamed[1]["response"]
-        queued = one.create("wait", "c", background=True)
-        assert other.create("wait", "c", background=True)["id"] == queued["id"]
-        one.http.post(f"/responses/{queued['id']}/cancel")
-        assert other.create("wait", "c", background=True)["id"] != queued["id"]
-        streamed, repeated = (each.stream("hello", "e", background=True) for each in (one, other))
-        assert repeated == streamed
-        unstored = one.create("hello", "d", store=False)
-        assert other.create("hello", "d", store=False)["id"] != unstored["id"]
-        for replica in {one, other}:
-            replica.server.clock.advance(days=31)
-        assert other.create("hello", "b")["status"] == "completed"
+        if request.param == "sqlite":
+            one = Replica(stack, ":memory:")
+            yield one, one
+        else:
+            url: str = request.getfixturevalue("url")
+            yield Replica(stack, url), Replica(stack, url)
+
+
+def test_a_repeated_request_gets_the_same_response(repeating: Replicas) -> None:
+    """A response with an idempotency key is generated once, and added once to its conversation."""
+    one, other = repeating
+    conversation = one.create_conversation()
+    first = one.create("hello", "a", conversation=conversation)
+    assert first["status"] == "completed"
+    assert other.create("hello", "a", conversation=conversation) == first
+    assert len(one.http.get(f"/conversations/{conversation}/items").json()["data"]) == 2
+
+
+def test_an_idempotency_key_belongs_to_one_request(repeating: Replicas) -> None:
+    """Another request with the key is rejected."""
+    one, other = repeating
+    one.create("hello", "a")
+    assert other.create("other", "a")["error"]["code"] == "idempotency_key_reused"
+
+
+def test_an_idempotency_key_has_at_most_255_characters() -> None:
+    """A longer key is rejected."""
+    with run_replica(":memory:") as replica:
+        assert replica.create("x", "k" * 255)["status"] == "completed"
+        assert replica.create("x", "k" * 256)["error"]["code"] == "idempotency_key_too_long"
+
+
+def test_a_repeated_stream_has_complete_items(repeating: Replicas) -> None:
+    """It starts and ends with the same response, and has no deltas."""
+    one, other = repeating
+    streamed = one.stream("hello", "a")
+    repeated = other.stream("hello", "a")
+    names = ["created", "in_progress", "output_item.added", "output_item.done", "completed"]
+    assert [event["type"] for event in repeated] == [f"response.{name}" for name in names]
+    assert repeated[0]["response"] == repeated[1]["response"] == streamed[1]["response"]
+    assert repeated[-1]["response"] == streamed[-1]["response"]
+
+
+def test_a_repeated_background_request_gets_the_running_response(repeating: Replicas) -> None:
+    """The response that a key is used for may be unfinished; a cancelled one is generated again."""
+    one, other = repeating
+    queued = one.create("wait", "a", background=True)
+    assert other.create("wait", "a", background=True)["id"] == queued["id"]
+    one.http.post(f"/responses/{queued['id']}/cancel")
+    assert other.create("wait", "a", background=True)["id"] != queued["id"]
+
+
+def test_a_repeated_background_stream_has_the_same_events(repeating: Replicas) -> None:
+    """The events of a background response are stored, so they are replayed."""
+    one, other = repeating
+    streamed = one.stream("hello", "a", background=True)
+    assert other.stream("hello", "a", background=True) == streamed
+
+
+def test_an_unstored_response_is_generated_again(repeating: Replicas) -> None:
+    """Without a stored response an idempotency key has no effect."""
+    one, other = repeating
+    unstored = one.create("hello", "a", store=False)
+    assert other.create("hello", "a", store=False)["id"] != unstored["id"]
+
+
+def test_an_idempotency_key_expires_with_its_response(repeating: Replicas) -> None:
+    """After thirty days another request may use the key."""
+    one, other = repeating
+    one.create("hello", "a")
+    for replica in {one, other}:
+        replica.server.clock.advance(days=31)
+    assert other.create("other", "a")["status"] == "completed"
 
 
 def test_idempotency_key_is_in_use_until_the_response_ends(replicas: Replicas) -> None:

@@ -261,48 +261,78 @@ def test_token_and_scope_are_required(users: Users) -> None:
     assert status("alice") == 401
 
 
-async def test_request_limit(users: Users) -> None:
-    """Requests and WebSocket messages above the limit get a 429 error until the next minute; a connection is free."""
-    _, users.secrets["two"] = await users.registry.add("two", requests_per_minute=2)
+def list_limit_headers(answer: httpx2.Response) -> dict[str, str]:
+    """Return the headers of a response that are about limits."""
+    headers = answer.headers.items()
+    return {name: value for name, value in headers if name.startswith("x-ratelimit")}
+
+
+def test_responses_say_how_many_requests_are_left(users: Users) -> None:
+    """The headers are those of the hosted API; without a limit there are none."""
+    users.add("two", requests_per_minute=2)
     users.now[0] = 615.0
-    first = users.call("two", "GET", "/v1/models")
-    assert {n: v for n, v in first.headers.items() if n.startswith("x-ratelimit")} == {
+    assert list_limit_headers(users.call("two", "GET", "/v1/models")) == {
         "x-ratelimit-limit-requests": "2",
         "x-ratelimit-remaining-requests": "1",
         "x-ratelimit-reset-requests": "45s",
     }
-    async with users.connect("two") as ws_client:
-        assert (await ws_client.create_and_read())["type"] == "response.completed"
-        rejected = await ws_client.create_and_read()
-        assert (rejected["status"], rejected["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert rejected["error"]["headers"]["retry-after"] == "45"
-    answer = users.call("two", "GET", "/v1/models")
+    assert list_limit_headers(users.call("bob", "GET", "/v1/models")) == {}
+
+
+def test_requests_above_the_limit_are_rejected(users: Users) -> None:
+    """Until the next minute they get a 429 error, which says when that is."""
+    users.add("one", requests_per_minute=1)
+    users.now[0] = 615.0
+    assert users.call("one", "GET", "/v1/models").status_code == 200
+    answer = users.call("one", "GET", "/v1/models")
     error = answer.json()["error"]
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "45")
     assert (error["code"], error["type"]) == ("rate_limit_exceeded", "requests")
-    assert "x-ratelimit-limit-requests" not in users.call("bob", "GET", "/v1/models").headers
     users.now[0] = 660.0
-    assert users.call("two", "GET", "/v1/models").status_code == 200
+    assert users.call("one", "GET", "/v1/models").status_code == 200
+
+
+async def test_messages_of_a_websocket_count_as_requests(users: Users) -> None:
+    """A connection does not count. A message above the limit gets the error of a request."""
+    _, users.secrets["one"] = await users.registry.add("one", requests_per_minute=1)
+    users.now[0] = 615.0
+    async with users.connect("one") as ws_client:
+        assert (await ws_client.create_and_read())["type"] == "response.completed"
+        rejected = await ws_client.create_and_read()
+    assert (rejected["status"], rejected["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert rejected["error"]["headers"]["retry-after"] == "45"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_token_limit(users: Users, stream: bool) -> None:
-    """The tokens of all APIs count, and requests above the limit are rejected."""
+def test_responses_say_how_many_tokens_are_left(users: Users, stream: bool) -> None:
+    """The header of a response has the tokens before it, without its own."""
     users.add("tiny", tokens_per_minute=300)
-    body: dict[str, Any] = {"input": "hello " * 20, "stream": stream}
-    first = users.post("tiny", "/v1/responses", **body)
+    first = users.post("tiny", "/v1/responses", input="hello " * 20, stream=stream)
     assert first.headers["x-ratelimit-remaining-tokens"] == "300"
     left = users.call("tiny", "GET", "/v1/models").headers["x-ratelimit-remaining-tokens"]
     assert 0 < int(left) < 280
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_tokens_of_all_apis_count(users: Users, stream: bool) -> None:
+    """After a request that exceeds the limit, every API rejects the next one with its own error."""
+    users.add("tiny", tokens_per_minute=300)
     chat = [{"role": "user", "content": "hello " * 300}]
     answer = users.post("tiny", "/v1/chat/completions", messages=chat, stream=stream)
     assert answer.status_code == 200
-    rejected = users.post("tiny", "/v1/responses", **body)
+    rejected = users.post("tiny", "/v1/responses", input="hello", stream=stream)
     assert (rejected.status_code, rejected.json()["error"]["type"]) == (429, "tokens")
     headers = {"x-api-key": users.secrets["tiny"], "anthropic-version": "2023-06-01"}
     with open_client(users.server, **headers) as http:
         message = http.post("/v1/messages", json={"model": "m", "messages": chat})
     assert message.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_the_tokens_of_a_minute_do_not_count_in_the_next(users: Users) -> None:
+    """Used tokens count, and not the tokens that were reserved for the output."""
+    users.add("tiny", tokens_per_minute=300)
+    users.post("tiny", "/v1/responses", input="hello " * 400)
+    assert users.post("tiny", "/v1/responses/compact", input="hello").status_code == 429
     users.now[0] += 60
     assert users.post("tiny", "/v1/responses/compact", input="hello").status_code == 200
     counts = asyncio.run(users.registry.count("tiny"))

@@ -90,27 +90,54 @@ def test_digests_do_not_depend_on_the_parts_of_a_context() -> None:
     assert len(set(digests)) == 4
 
 
+def put_chain(cache: ContextCache, first: int, length: int = 3) -> list[Context]:
+    """Cache the contexts of a chain by consecutive numbers, and return them."""
+    contexts = make_chain(length)
+    parent: int | None = None
+    for number, context in enumerate(contexts, start=first):
+        cache.put(number, parent, context)
+        parent = number
+    return contexts
+
+
+def list_cached(cache: ContextCache, *numbers: int) -> list[int]:
+    """Return which of these numbers have a cached context."""
+    return [number for number in numbers if cache.get(number) is not None]
+
+
 def test_cache_drops_old_leaves_first() -> None:
-    """A context remains in the cache while the cache has a child of it; only a leaf can be discarded."""
+    """A context remains in the cache while the cache has a child of it."""
     cache = ContextCache(max_bytes=5 * SIZE)
-    old, new = make_chain(3), make_chain(3)
-    for number, context in enumerate(old):
-        cache.put(number, number - 1 if number else None, context)
-    for number, context in enumerate(new, start=10):
-        cache.put(number, number - 1 if number > 10 else None, context)
-    assert cache.get(2) is None
+    old = put_chain(cache, 0)
+    put_chain(cache, 10)
+    assert list_cached(cache, 0, 1, 2, 10, 11, 12) == [0, 1, 10, 11, 12]
     assert cache.get(1) is old[1]
-    assert all(cache.get(number) for number in (10, 11, 12))
     assert cache.used_bytes == 5 * SIZE
-    cache.discard(11)  # has a child: not discarded
+
+
+def test_only_a_leaf_is_discarded() -> None:
+    """A context becomes a leaf when its last child is discarded."""
+    cache = ContextCache(max_bytes=5 * SIZE)
+    root, *_ = put_chain(cache, 10)
+    cache.discard(11)
+    assert list_cached(cache, 10, 11, 12) == [10, 11, 12]
     cache.discard(12)
-    assert [bool(cache.get(number)) for number in (10, 11, 12)] == [True, True, False]
-    cache.put(20, 10, extend_context(new[0], (), (), 0, 10))
+    assert list_cached(cache, 10, 11, 12) == [10, 11]
+    cache.put(20, 10, extend_context(root, (), (), 0, 10))
     cache.discard(20)
     cache.discard(10)  # still has a child
-    assert cache.get(10)
+    assert list_cached(cache, 10, 11) == [10, 11]
+    cache.discard(11)
+    cache.discard(10)
+    assert list_cached(cache, 10, 11) == []
+
+
+def test_a_cleared_cache_is_empty() -> None:
+    """No context is left, and no size."""
+    cache = ContextCache(max_bytes=5 * SIZE)
+    put_chain(cache, 0)
     cache.clear()
-    assert cache.get(10) is None
+    assert list_cached(cache, 0, 1, 2) == []
     assert cache.used_bytes == 0
 
 
@@ -123,16 +150,10 @@ def test_what_was_used_last_is_dropped_last() -> None:
     cache.put(10, None, others[0])
     cache.put(11, None, others[1])
     cache.put(12, None, others[2])
-    assert [bool(cache.get(number)) for number in (0, 1, 10, 11, 12)] == [
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
+    assert list_cached(cache, 0, 1, 10, 11, 12) == [10, 11, 12]
     cache.get(10)
     cache.put(1, None, root)
-    assert [bool(cache.get(number)) for number in (10, 11, 12)] == [True, False, True]
+    assert list_cached(cache, 10, 11, 12) == [10, 12]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40))), st.integers(0, 20_000))
@@ -158,26 +179,53 @@ def make_context(size: int, parent: Context = EMPTY_CONTEXT) -> Context:
     return extend_context(parent, [], [], 0, size)
 
 
+def list_found(memory: SocketMemory, *ids: str) -> list[str]:
+    """Return which of these responses are in the memory of a connection."""
+    return [id_ for id_ in ids if memory.find(id_) is not None]
+
+
 def test_least_recently_used_lane_is_dropped_first() -> None:
-    """The memory of a connection counts ancestors, and has the newest response even if it is too large."""
+    """The size of a response in the memory of a connection includes its ancestors."""
     memory = SocketMemory(4_500)
     memory.store("a", "resp_1", make_context(1_000))
     memory.store("b", "resp_2", make_context(1_000, make_context(500)))
     memory.store("a", "resp_3", make_context(1_000))
     memory.store("c", "resp_4", make_context(500))
-    assert memory.find("resp_2") is None
-    assert memory.find("resp_3")
-    assert memory.find("resp_4")
-    memory.store("d", "resp_5", make_context(9_000))
-    assert memory.find("resp_4") is None
-    assert memory.find("resp_5")
-    memory.forget("d", "resp_4")
-    assert memory.find("resp_5")
-    memory.store("d", "resp_6", None)  # the database has it
-    assert memory.find("resp_5") is None
+    assert list_found(memory, "resp_2", "resp_3", "resp_4") == ["resp_3", "resp_4"]
+
+
+def test_the_newest_response_is_never_dropped() -> None:
+    """A response that is larger than the memory replaces all others."""
+    memory = SocketMemory(4_500)
+    memory.store("a", "resp_1", make_context(500))
+    memory.store("b", "resp_2", make_context(9_000))
+    assert list_found(memory, "resp_1", "resp_2") == ["resp_2"]
+
+
+def test_a_lane_forgets_only_the_response_that_is_named() -> None:
+    """A newer response of the lane remains."""
+    memory = SocketMemory(4_500)
+    memory.store("a", "resp_2", make_context(500))
+    memory.forget("a", "resp_1")
+    assert list_found(memory, "resp_2") == ["resp_2"]
+    memory.forget("a", "resp_2")
     assert len(memory) == 0
+
+
+def test_a_stored_response_replaces_the_previous_one_of_its_lane() -> None:
+    """The database has it, so it takes no memory."""
+    memory = SocketMemory(4_500)
+    memory.store("a", "resp_1", make_context(500))
+    memory.store("a", "resp_2", None)
+    assert list_found(memory, "resp_1", "resp_2") == []
+    assert len(memory) == 0
+
+
+def test_a_cleared_memory_can_be_filled_again() -> None:
+    """Its size is that of an empty memory."""
+    memory = SocketMemory(4_500)
     for _ in range(2):
         memory.clear()
         for lane in "ab":
             memory.store(lane, lane, make_context(1_500))
-        assert [lane for lane in "ab" if memory.find(lane)] == ["a", "b"]
+        assert list_found(memory, "a", "b") == ["a", "b"]

@@ -75,10 +75,8 @@ def test_long_chain_is_loaded_in_one_query(tmp_path: Path, running: RunServer) -
         assert sum("RECURSIVE" in statement for statement in statements) == 1
 
 
-def test_deleted_and_expired_content_is_removed_from_disk(
-    tmp_path: Path, running: RunServer
-) -> None:
-    """The text of a response is in the files until its last descendant is deleted, or has expired and is purged."""
+def test_deleted_content_is_removed_from_disk(tmp_path: Path, running: RunServer) -> None:
+    """The text of a response is in the files until its last descendant is deleted."""
     db = tmp_path / "server.db"
     with running(db=str(db)) as (server, client):
         first = ask(client, SECRET)
@@ -88,6 +86,12 @@ def test_deleted_and_expired_content_is_removed_from_disk(
         client.responses.delete(second.id)
         assert SECRET.encode() not in read_files(db)
         assert server.call(count_nodes) == 0
+
+
+def test_expired_content_is_removed_from_disk(tmp_path: Path, running: RunServer) -> None:
+    """A response that has expired cannot be read, and its text is in the files until it is purged."""
+    db = tmp_path / "server.db"
+    with running(db=str(db)) as (server, client):
         response = ask(client, SECRET)
         server.clock.advance(days=29)
         assert client.responses.retrieve(response.id)
