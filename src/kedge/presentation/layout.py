@@ -10,6 +10,7 @@ import sys
 from collections.abc import Container, Iterable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from kedge.presentation.response_tree import Totals, TreeNode
 from kedge.store.tree import walk_up
@@ -86,7 +87,8 @@ def compute_layout(
         branch_sums += sum((each.sums for each in row_nodes), Totals())
         children = tree.sort_children(run[-1])
         index = len(rows)
-        rows.append(LayoutRow(lane, row_nodes, on_main_line, None if children else branch_sums))
+        row = LayoutRow(lane, row_nodes, on_main_line)
+        rows.append(row if children else replace(row, branch=branch_sums))
         if parent_row >= 0:
             edges.append(LayoutEdge(parent_row, index, rows[parent_row].lane, lane, on_main_line))
         if children:
@@ -114,8 +116,10 @@ class _Tree:
         """Return the children of each node; those without a parent are children of 0."""
         children: dict[int, list[int]] = {}
         for node in self.nodes.values():
-            has_parent = node.parent in self.nodes and node.parent != node.id
-            children.setdefault(node.parent if has_parent else 0, []).append(node.id)
+            parent = node.parent
+            if parent not in self.nodes or parent == node.id:
+                parent = 0
+            children.setdefault(parent, []).append(node.id)
         return children
 
     def _count_descendants(self) -> dict[int, int]:

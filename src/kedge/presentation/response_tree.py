@@ -114,18 +114,23 @@ def build_response_tree(tree: StoredTree, now: float) -> ResponseTree:
             tree_nodes.append(_build_tree_node(node, shown_parent, tree, question, now))
         else:
             shown_nodes[node.id] = shown_parent
-        # A question is the label of the first node after it.
-        questions[node.id] = "" if node.kind in SHOWN_KINDS else question
+        if (
+            node.kind not in SHOWN_KINDS
+        ):  # a question is the label of the first of these nodes after it
+            questions[node.id] = question
 
     head = shown_nodes.get(tree.row.head, 0)
     return ResponseTree(_mark_head(tree_nodes, head), head, shown_nodes)
 
 
 def _mark_head(nodes: list[TreeNode], head: int) -> tuple[TreeNode, ...]:
-    mark: frozenset[Mark] = frozenset({"head"})
-    return tuple(
-        replace(node, marks=node.marks | mark) if node.id == head else node for node in nodes
-    )
+    marked: list[TreeNode] = []
+    for node in nodes:
+        if node.id == head:
+            marked.append(replace(node, marks=node.marks | {"head"}))
+        else:
+            marked.append(node)
+    return tuple(marked)
 
 
 def _build_tree_node(

@@ -208,8 +208,9 @@ class Store(AsyncResource):
     @property
     def namespace(self) -> str:
         """The namespace of this store's conversations; empty for the default one."""
-        database = self.database
-        return database.namespace if isinstance(database, NamespaceDatabase) else ""
+        if isinstance(self.database, NamespaceDatabase):
+            return self.database.namespace
+        return ""
 
     def use_namespace(self, name: str) -> "Store":
         """Return this store bound to one namespace, for example for one user.
@@ -687,8 +688,8 @@ class Store(AsyncResource):
         Raises:
             InvalidSetting: The age is not a number of seconds above 0.
         """
-        age, now = validate_seconds(seconds, "seconds"), self.clock()
-        return await delete.delete_old(self.database, now, age=age, tag=tag)
+        age = validate_seconds(seconds, "seconds")
+        return await delete.delete_old(self.database, self.clock(), age=age, tag=tag)
 
     # The tree
 
@@ -743,14 +744,17 @@ class Store(AsyncResource):
         state = encode_node_state(
             memory or NO_STATE, data, conversation.mode, parent=parent.memory, changes=changes
         )
-        scope = await self._intern_scope(response.scope) if response else 0
+        scope = 0
+        if response:
+            scope = await self._intern_scope(response.scope)
 
         def work(tx: Tx) -> tuple[Node, int | None]:
+            """Return the new node, and the head if it should have been moved and was at another node."""
             is_first = not replaces_node or response_table.delete_running(tx, replaces_node)
             if response and not is_first:
-                found = nodes.find_response_node(tx, conversation, response.provider_response_id)
-                if found:
-                    raise nodes.ResponseStored(found)
+                stored = nodes.find_response_node(tx, conversation, response.provider_response_id)
+                if stored:
+                    raise nodes.ResponseStored(stored)
             node, moved = insert_node(
                 tx,
                 parent,
@@ -771,7 +775,9 @@ class Store(AsyncResource):
                 response_table.insert_telemetry(tx, telemetry, number, node.id)
             if key:
                 idempotency.record_question(tx, number, key, node.id)
-            return node, None if head is None or moved else select_head(tx, number)
+            if head is None or moved:
+                return node, None
+            return node, select_head(tx, number)
 
         node, elsewhere = await self.write(work)
         if response:
@@ -1188,7 +1194,6 @@ class Store(AsyncResource):
         """
         # Not splitlines: JSON may contain characters that it treats as line ends.
         exported = lines.split("\n") if isinstance(lines, str) else list(lines)
-
         parsed = await self.database.read(lambda _: import_export.parse_lines(exported))
         # A scope that is stored with the import could not be used by others until its end.
         for scope in import_export.list_scopes(parsed):
@@ -1207,8 +1212,9 @@ class Store(AsyncResource):
             The number of unused blocks that were deleted.
         """
         await self.delete_expired()
-        for name in [] if self.namespace else await self.namespaces():
-            await self.use_namespace(name).delete_expired()
+        if not self.namespace:
+            for name in await self.namespaces():
+                await self.use_namespace(name).delete_expired()
         await self.database.write(delete.delete_orphans)
         await self._delete_old_objects()
         swept = await delete.delete_unlinked_blocks(self.database)

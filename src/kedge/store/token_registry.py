@@ -113,9 +113,12 @@ class TokenRegistry(AsyncResource):
                 "the name of a token must be 1 to 100 letters, digits or . _ @ + -, "
                 "and begin with a letter or digit"
             )
-        namespace = name if user is None else validate_namespace(user) if user else ""
+        namespace = name  # by default, the user has the name of the token
+        if user is not None:
+            namespace = validate_namespace(user) if user else ""
         granted = frozenset(scopes)
-        if unknown := granted - set(SCOPES):
+        unknown = granted - set(SCOPES)
+        if unknown:
             raise InvalidSetting(f"unknown scope {min(unknown)!r}; use {', '.join(SCOPES)}")
         if not granted:
             raise InvalidSetting(f"a token needs a scope; use {', '.join(SCOPES)}")
@@ -127,14 +130,21 @@ class TokenRegistry(AsyncResource):
                 shown = describe_value(limit)
                 raise InvalidSetting(f"a limit per minute must be from 1 to 10^15, not {shown}")
         secret = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
-        limits = (requests_per_minute, tokens_per_minute)
-        token = AccessToken(name, namespace, granted, *limits, self._store_clock())
-        joined = " ".join(scope for scope in SCOPES if scope in granted)
-        if not await self._run(
+        token = AccessToken(
+            name, namespace, granted, requests_per_minute, tokens_per_minute, self._store_clock()
+        )
+        inserted = await self._run(
             "INSERT INTO access_tokens (name, namespace, hash, scopes, requests_per_minute, "
             "tokens_per_minute, created_at) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO NOTHING",
-            *(name, namespace, _hash(secret), joined, *limits, token.created_at),
-        ):
+            name,
+            namespace,
+            _hash(secret),
+            " ".join(scope for scope in SCOPES if scope in granted),
+            requests_per_minute,
+            tokens_per_minute,
+            token.created_at,
+        )
+        if not inserted:
             raise InvalidSetting(
                 f"there is already a token {name!r}; revoke it, or use another name"
             )
@@ -276,13 +286,14 @@ class TokenRegistry(AsyncResource):
         Returns:
             The reservation, or the counts of the token if its limit is reached.
         """
-        limit, tokens = token.tokens_per_minute or MAX_LIMIT, min(tokens, MAX_LIMIT)
+        limit = token.tokens_per_minute or MAX_LIMIT
+        estimate = min(tokens, MAX_LIMIT)
 
         def work(tx: Tx) -> TokenReservation | TokenUse:
-            row = self._add_counts(tx, token.name, 0, tokens)
-            if row[1] - tokens < limit:
-                return TokenReservation(token.name, tokens, row[3])
-            return TokenUse(*self._add_counts(tx, token.name, 0, -tokens)[:3])
+            _, counted, _, minute = self._add_counts(tx, token.name, 0, estimate)
+            if counted - estimate < limit:
+                return TokenReservation(token.name, estimate, minute)
+            return TokenUse(*self._add_counts(tx, token.name, 0, -estimate)[:3])
 
         return await self._database.write(work)
 
@@ -313,7 +324,9 @@ class TokenRegistry(AsyncResource):
 
     def _now(self, tx: Tx | Database) -> tuple[str, tuple[float, ...]]:
         """Return the SQL of the current time, and the values of its placeholders."""
-        return (tx.dialect.now, ()) if self._clock is None else ("?", (self._clock(),))
+        if self._clock is None:
+            return tx.dialect.now, ()
+        return "?", (self._clock(),)
 
 
 def _hash(secret: str) -> bytes:

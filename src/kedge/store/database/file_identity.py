@@ -33,7 +33,10 @@ class OpenFiles:
         if not self._path:
             return
         identities = dict(self._identities)
-        for file in (self._path, *(self._journal if has_journal else ())):
+        files = [self._path]
+        if has_journal:
+            files += self._journal
+        for file in files:
             identity = _identify(file)
             if identity is not None:
                 identities.setdefault(file, identity)
@@ -41,8 +44,9 @@ class OpenFiles:
 
     def forget_journal(self) -> None:
         """Forget the identity of the journal, because the last connection was closed, which deletes it."""
-        database = self._identities.get(self._path)
-        self._identities = {} if database is None else {self._path: database}
+        self._identities = {
+            file: identity for file, identity in self._identities.items() if file == self._path
+        }
 
     def check(self) -> None:
         """Compare the files with those that were opened.

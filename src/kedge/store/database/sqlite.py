@@ -49,8 +49,10 @@ INLINE_WAIT_SECONDS = 0.05
 """The maximum time a transaction in the calling thread waits for another process that writes."""
 CHECKPOINT_PAGES = 4_000
 """The size at which the journal is written back. Exchanges change few pages, so writing later writes less."""
-PROBE_BYTES, PROBE_CACHE_PAGES = 256 * 1024, 10
-"""What a health check writes after a write has failed: more than most transactions, and more than the cache."""
+PROBE_BYTES = 256 * 1024
+"""What a health check writes after a write has failed: more than most transactions."""
+PROBE_CACHE_PAGES = 10
+"""The size of the cache meanwhile, which is less than what is written."""
 SUSPEND_SECONDS = 0.001
 """The time between two looks at whether transactions run, before this process is forked."""
 
@@ -89,7 +91,9 @@ class _SQLiteTx(Tx):
 
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
         cursor = self._cursor.execute(sql, values)
-        return cursor.lastrowid or 0 if cursor.rowcount else 0
+        if not cursor.rowcount:
+            return 0
+        return cursor.lastrowid or 0
 
     def query(self, sql: str, values: Values = ()) -> sqlite3.Cursor:
         return self._cursor.execute(sql, values)
@@ -272,22 +276,9 @@ class SQLiteDatabase(Database):
             self._connections.close()
 
     def _connect(self, *, inline: bool = False) -> sqlite3.Connection:
-        def connect() -> sqlite3.Connection:
-            uri = f"{Path(self.path).absolute().as_uri()}?{self._options}"
-            connection = open_connection(
-                MEMORY if self.path == MEMORY else uri,
-                wait_seconds=INLINE_WAIT_SECONDS if inline else self._wait_seconds,
-                synchronous="NORMAL" if inline else "FULL",
-                checkpoint_pages=0 if inline else CHECKPOINT_PAGES,
-                read_only=self._read_only,
-            )
-            self._connections.add(connection, inline=inline)
-            self._files.record(has_journal=not self._read_only)
-            return connection
-
         is_new = not (self._read_only or self.path == MEMORY) and create_file(self.path)
         try:
-            return connect()
+            return self._open(inline=inline)
         except sqlite3.OperationalError as error:
             # A WAL cannot be created in a read-only folder. No other process can write there either, so the
             # file may be read as it is, unless there is a journal with newer content.
@@ -295,7 +286,31 @@ class SQLiteDatabase(Database):
                 raise
             self._read_only = True
             self._options = "mode=ro&immutable=1"
-            return connect()
+            return self._open(inline=inline)
+
+    def _open(self, *, inline: bool) -> sqlite3.Connection:
+        target = MEMORY
+        if self.path != MEMORY:
+            target = f"{Path(self.path).absolute().as_uri()}?{self._options}"
+        if inline:
+            connection = open_connection(
+                target,
+                wait_seconds=INLINE_WAIT_SECONDS,
+                synchronous="NORMAL",
+                checkpoint_pages=0,
+                read_only=self._read_only,
+            )
+        else:
+            connection = open_connection(
+                target,
+                wait_seconds=self._wait_seconds,
+                synchronous="FULL",
+                checkpoint_pages=CHECKPOINT_PAGES,
+                read_only=self._read_only,
+            )
+        self._connections.add(connection, inline=inline)
+        self._files.record(has_journal=not self._read_only)
+        return connection
 
 
 def open_connection(
