@@ -20,7 +20,7 @@ from engines.fake_server import (
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from engines.runs import talk
 from for_each import for_each
-from kedge.chaining import chain, chain_report, exchange
+from kedge.chaining import chain, chain_report, chainer
 from kedge.engines import ResponsesEngine
 from kedge.errors import KedgeError
 from kedge.events import Event, Outcome, Usage
@@ -108,7 +108,7 @@ def find_losses(events: list[Event]) -> list[Event]:
 def known_hosts(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Make the servers of chained clients known ones while the set has their host."""
     hosts: set[str] = set()
-    monkeypatch.setattr(exchange, "find_known_host", lambda _: KNOWN if hosts else None)
+    monkeypatch.setattr(chainer, "find_known_host", lambda _: KNOWN if hosts else None)
     return hosts
 
 

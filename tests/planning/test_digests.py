@@ -74,7 +74,8 @@ def check_digests(turn: Turn) -> None:
     body, rebuilt = turn.body, get_prefix_index(Turn(turn.blocks))
     covered = [block for block in body if not isinstance(block, ReasoningBlock)]
     prefix_index, digests = get_prefix_index(turn), naive_digests(turn)
-    assert covered_count(turn) == prefix_index.count(len(body)) == len(covered)
+    assert covered_count(turn) == prefix_index.covered == len(covered)
+    assert prefix_index.count(len(body)) == len(covered)
     assert [prefix_index.digest(count) for count in range(len(covered) + 1)] == digests
     assert [prefix_digest(turn, count) for count in range(len(covered) + 1)] == digests
     ends = [0, *(index + 1 for index, b in enumerate(body) if not isinstance(b, ReasoningBlock))]
@@ -84,13 +85,13 @@ def check_digests(turn: Turn) -> None:
     uncovered = [index for index, block in enumerate(body) if isinstance(block, ReasoningBlock)]
     assert prefix_index.uncovered_positions(0, len(body)) == uncovered
     positions = [index for index, block in enumerate(body) if is_compaction(block)]
-    assert [position for position in prefix_index.barriers if position < len(body)] == positions
+    assert prefix_index.barriers == positions
     for first in (0, *positions):
         assert find_problems(turn, first) == find_problems(Turn(turn.blocks), first)
         alone = Turn(body[first:])
         if not alone.lead:
             assert find_problems(turn, first) == find_problems(alone)
-    assert rebuilt.length == len(body)
+    assert prefix_index.length == rebuilt.length == len(body)
 
 
 @settings(max_examples=scale_examples(20), suppress_health_check=[HealthCheck.too_slow])
@@ -142,7 +143,7 @@ def test_digests_are_pinned() -> None:
 
 
 def test_appending_does_not_rehash_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planning a Turn that grew by one block hashes one block."""
+    """Planning a Turn that grew by one block hashes one block, and leaves the index of the old Turn unchanged."""
     blocks: list[Block] = []
     write = ledgers.measure_canonical
     monkeypatch.setattr(ledgers, "measure_canonical", lambda b: (blocks.append(b), write(b))[1])
@@ -150,10 +151,10 @@ def test_appending_does_not_rehash_the_turn(monkeypatch: pytest.MonkeyPatch) -> 
     index = get_prefix_index(turn)
     assert len(blocks) == 3
     longer = turn.append(user("d"))
-    assert get_prefix_index(longer) is index
+    assert get_prefix_index(longer).length == 4
     assert len(blocks) == 4
     edited = longer.edit(longer[1].id, assistant("x"))
-    assert get_prefix_index(edited) is not index
+    assert get_prefix_index(edited).digest(4) != get_prefix_index(longer).digest(4)
     assert len(blocks) == 5  # the digests after the edit are new, the hashes of the blocks are not
     assert get_prefix_index(turn) is index
     assert get_prefix_index(turn.with_data(a=1)) is index

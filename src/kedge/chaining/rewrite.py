@@ -19,7 +19,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -38,7 +38,6 @@ from kedge.events import Outcome
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts, anchors
 from kedge.planning.digests import (
     PrefixIndex,
-    extend_index,
     get_members,
     is_compaction,
     strip_members,
@@ -177,7 +176,7 @@ def _build_text_request(
 ) -> ParsedRequest:
     """Return a request whose input is one text, which is a message of the user."""
     blocks = (normalize_block(user(decode(text))),)
-    prefixes = extend_index(PrefixIndex(), blocks, 0)
+    prefixes = PrefixIndex().extend(blocks)
     return ParsedRequest(members, values, (), blocks, prefixes, _find_obstacle(values, blocks))
 
 
@@ -197,7 +196,7 @@ def _read_items(items: tuple[bytes, ...], size: int) -> tuple[tuple[Block, ...],
         recent = _recent_inputs.get(key, ParsedRequest())
     reused = _count_equal(items, recent.items)
     blocks = recent.blocks[:reused] + tuple(map(_read_block, items[reused:]))
-    prefixes = extend_index(recent.prefixes, blocks, reused)
+    prefixes = recent.prefixes.rebuild(blocks, reused)
     if MIN_REPLAY_BYTES < size <= MAX_REPLAY_BYTES:
         with _recent_lock:
             _recent_inputs[key] = ParsedRequest(items=items, blocks=blocks, prefixes=prefixes)
@@ -305,14 +304,13 @@ def rewrite(
         The new request, or the reason for sending the one that the program wrote.
     """
     # At least one item must remain: servers reject an empty input.
-    covered = request.prefixes.count(len(request.blocks))
-    counts = _iter_ends(request, covered)
+    counts = _iter_ends(request, request.prefixes.covered)
 
     def is_usable(entry: IndexedResponse) -> bool:
         record = entry.record
         if anchors.unavailable_reason(record, scope, now, max_depth, not_before) is not None:
             return False
-        if not anchors.matches_prefix(record, request.prefixes, covered):
+        if not anchors.matches_prefix(record, request.prefixes):
             return False
         context = request.blocks[: request.prefixes.end_position(record.block_count)]
         return _hash_members(context).issubset(entry.members)
@@ -408,15 +406,13 @@ def index_response(
         if parent is None or parent.record.status != "completed":
             return None
         base = parent.record.block_count
-        prefixes = _continue_digest(parent.record)
-        prefixes.extend(request.blocks)
+        prefixes = _continue_digest(parent.record, request.blocks)
 
-    covered = prefixes.count(len(request.blocks))
     record = AnchorRecord(
         response_id=outcome.response_id,
         scope=scope,
-        digest=prefixes.digest(covered),
-        block_count=base + covered,
+        digest=prefixes.digest(prefixes.covered),
+        block_count=base + prefixes.covered,
         status="incomplete",
         depth=1,
         root_created_at=now,
@@ -451,13 +447,11 @@ def complete_response(pending: IndexedResponse, outcome: Outcome) -> IndexedResp
     if not _is_usable(outcome) or outcome.response_id != pending.record.response_id:
         return None
     output = [normalize_block(block) for block in outcome.blocks]
-    prefixes = _continue_digest(pending.record)
-    prefixes.extend(output)
-    covered = prefixes.count(len(output))
+    prefixes = _continue_digest(pending.record, output)
     record = structs.replace(
         pending.record,
-        digest=prefixes.digest(covered),
-        block_count=pending.record.block_count + covered,
+        digest=prefixes.digest(prefixes.covered),
+        block_count=pending.record.block_count + prefixes.covered,
         status="completed",
     )
     reasoning_ids = frozenset(
@@ -479,11 +473,9 @@ def _is_usable(outcome: Outcome) -> bool:
     return not any(map(is_compaction, outcome.blocks))
 
 
-def _continue_digest(record: AnchorRecord) -> PrefixIndex:
-    """Return an index whose first digest is the digest of the record."""
-    prefixes = PrefixIndex()
-    prefixes.digests = bytearray.fromhex(record.digest.partition(":")[2])
-    return prefixes
+def _continue_digest(record: AnchorRecord, blocks: Sequence[Block]) -> PrefixIndex:
+    """Return an index of the blocks after the context of a record, whose digests continue that of the record."""
+    return PrefixIndex(bytes.fromhex(record.digest.partition(":")[2])).extend(blocks)
 
 
 # Split JSON into the text of its values.

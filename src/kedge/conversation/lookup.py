@@ -17,7 +17,7 @@ from kedge._internal.argument_types import checked
 from kedge.engines import Engine, Request, unwrap
 from kedge.engines.stack import StackLayer
 from kedge.errors import InvalidType, NotInStore, describe_type
-from kedge.planning import AnchorRecord, covered_count, find_problems, get_state
+from kedge.planning import AnchorRecord, find_problems, get_state
 from kedge.planning.anchors import base_scope, matches_prefix
 from kedge.planning.digests import get_prefix_index
 from kedge.providers.registry import ADDRESS_PROVIDERS
@@ -237,21 +237,17 @@ async def find_anchors(
     """
     if not needs_lookup(turn, scope):
         return []
-    covered = covered_count(turn)
     index = get_prefix_index(turn)
-    digests = [index.digest(count) for count in range(covered, 0, -1)]
+    digests = [index.digest(count) for count in range(index.covered, 0, -1)]
     async with use_store(store) as opened:
         return await opened.candidates(scope, digests, retention=retention)
 
 
 def needs_lookup(turn: Turn, scope: str) -> bool:
     """Return whether the index of a store is searched for a Turn: no record of the Turn itself is valid."""
-    covered = covered_count(turn)
     index = get_prefix_index(turn)
     return bool(scope) and not any(
-        record.scope == scope
-        and record.status == "completed"
-        and matches_prefix(record, index, covered)
+        record.scope == scope and record.status == "completed" and matches_prefix(record, index)
         for record in reversed(get_state(turn).anchors)
     )
 

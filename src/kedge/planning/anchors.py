@@ -212,10 +212,10 @@ def drop_replaced(records: Iterable[AnchorRecord]) -> list[AnchorRecord]:
     ]
 
 
-def matches_prefix(record: AnchorRecord, index: PrefixIndex, covered: int) -> bool:
-    """Return whether the Turn starts with exactly the context that the record describes."""
+def matches_prefix(record: AnchorRecord, index: PrefixIndex) -> bool:
+    """Return whether the indexed blocks start with exactly the context that the record describes."""
     count = record.block_count
-    return 0 < count <= covered and index.digest(count) == record.digest
+    return 0 < count <= index.covered and index.digest(count) == record.digest
 
 
 def select_matching(turn: Turn, records: Sequence[AnchorRecord]) -> list[AnchorRecord]:
@@ -223,8 +223,7 @@ def select_matching(turn: Turn, records: Sequence[AnchorRecord]) -> list[AnchorR
     if not records:
         return []
     index = get_prefix_index(turn)
-    covered = index.count(turn.body_length)
-    return [record for record in records if matches_prefix(record, index, covered)]
+    return [record for record in records if matches_prefix(record, index)]
 
 
 def relied_until(
@@ -596,11 +595,7 @@ def record_response(
         if status == "running":  # without an id it cannot be fetched
             return turn
         status = "no_id"
-    parent, index = plan.anchor, get_prefix_index(turn)
-    covered, start = index.count(turn.body_length), turn.body_length - len(output)
-    derived = derived_digests(output)
-    # The server's memory starts at a compaction in the output, or as planned.
-    compactions = [at for at in index.barriers if start <= at < turn.body_length] if derived else ()
+    index = get_prefix_index(turn)
     depth = 1
     root_created_at = created_at
     expires_at = None if retention is None else created_at + retention
@@ -608,28 +603,39 @@ def record_response(
         depth = 0
         root_created_at = 0.0
         expires_at = None
-    elif parent:
-        depth = parent.depth + 1
-        root_created_at = parent.root_created_at or parent.created_at
+    elif plan.anchor:
+        depth = plan.anchor.depth + 1
+        root_created_at = plan.anchor.root_created_at or plan.anchor.created_at
+    scope = plan.scope
+    if conversation_id:
+        scope = conversation_scope(plan.scope, conversation_id)
     record = AnchorRecord(
         response_id=response_id,
-        scope=conversation_scope(plan.scope, conversation_id) if conversation_id else plan.scope,
-        digest=index.digest(covered),
-        block_count=covered,
+        scope=scope,
+        digest=index.digest(index.covered),
+        block_count=index.covered,
         depth=depth,
         root_created_at=root_created_at,
         status=status,
         stored=stored,
         created_at=created_at,
         expires_at=expires_at,
-        barrier=index.count(compactions[-1]) if compactions else plan.barrier,
-        derived=derived,
+        barrier=_find_barrier(plan, index, len(output)),
+        derived=derived_digests(output),
         counted=counted,
     )
     state = prune_anchors(get_state(turn).with_anchor(record), turn)
     if status == "completed" and head:
         state = replace(state, previous_response_id=response_id, conversation_id=conversation_id)
     return set_state(turn, state)
+
+
+def _find_barrier(plan: "RequestPlan", index: PrefixIndex, output_length: int) -> int | None:
+    """Return where the server's memory starts after a response: at a compaction in its output, or as planned."""
+    start = index.length - output_length
+    if index.barriers and index.barriers[-1] >= start:
+        return index.count(index.barriers[-1])
+    return plan.barrier
 
 
 _get_status = attrgetter("status")

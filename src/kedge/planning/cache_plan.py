@@ -169,9 +169,7 @@ def _find_prompts(
             continue
         if newest is None or record.created_at > newest.created_at:
             newest = record
-        is_prefix = record.barrier == plan.barrier and matches_prefix(
-            record, index, plan.block_count
-        )
+        is_prefix = record.barrier == plan.barrier and matches_prefix(record, index)
         if is_prefix and base is None:
             base = record
             if base is newest:

@@ -135,12 +135,16 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def anchor_id(self) -> str:
         """The response that the request continues, itself or in a conversation object; empty for a full send."""
-        return self.anchor.response_id if self.anchor else ""
+        if self.anchor is None:
+            return ""
+        return self.anchor.response_id
 
     @property
     def previous_response_id(self) -> str:
         """The response to chain on; empty for a full send and where a conversation object is used."""
-        return "" if self.conversation_id else self.anchor_id
+        if self.conversation_id:
+            return ""
+        return self.anchor_id
 
     @cached_property
     def delta(self) -> tuple[Block, ...]:
@@ -149,7 +153,7 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def delta_blocks(self) -> int:
-        """The number of blocks that are sent; those of the delta that are left out are not."""
+        """The number of blocks that are sent: the blocks of the delta without those that are left out."""
         return len(self.source) - self.start - len(self.left_out)
 
     @property
@@ -177,22 +181,25 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def reason(self) -> str:
-        """Why all blocks are sent: that of a fallback, ``new``, or the mode; empty if there is an anchor."""
+        """Why all blocks are sent: the reason of a fallback, ``new``, or the mode; empty if there is an anchor."""
         if self.anchor is not None:
             return ""
         is_forced = self.mode_reason not in ("", *CHOSEN_MODE_REASONS)
         if self.mode == "stateless" and not is_forced:
             return "stateless"
-        unused = _find_unused_answer(self)
-        if unused is None:
+        unused_reason = _find_unused_answer(self)
+        if unused_reason is None:
             return "new" if self.mode == "chained" else self.mode
-        return self.mode_reason if is_forced else unused
+        if is_forced:
+            return self.mode_reason
+        return unused_reason
 
     @property
     def fallback(self) -> str | None:
         """Why blocks are sent that an earlier answer of the same server covered; None if there are none."""
-        reason = self.reason
-        return reason if is_fallback_reason(reason) else None
+        if is_fallback_reason(self.reason):
+            return self.reason
+        return None
 
     def check(self) -> None:
         """Check that the plan can be sent.
@@ -221,7 +228,9 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
     @property
     def body_start(self) -> int:
         """The position from which blocks are sent, among those after the leading system text."""
-        return self.start - (self.source.lead if isinstance(self.source, Turn) else 0)
+        if not isinstance(self.source, Turn):
+            return self.start
+        return self.start - self.source.lead
 
     def list_omitted(self) -> tuple[int, ...]:
         """Return the positions of the blocks that are left out, among those after the leading system text."""
@@ -233,11 +242,11 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def sent(self) -> Sequence[Block]:
-        """The blocks that are sent: those of the delta that are not left out."""
+        """The blocks that are sent: the delta without the blocks that are left out."""
         if not self.left_out:
             return self.delta
         omitted = {block.id for block in self.left_out}
-        return [each for each in self.delta if each.id not in omitted]
+        return [block for block in self.delta if block.id not in omitted]
 
     def count_results(self) -> Mapping[ResultMatch, int]:
         """Return how the tool results since the newest answer match their calls."""
@@ -247,7 +256,7 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
         start = len(turn)
         while start > turn.lead and turn[start - 1].origin != ENGINE:
             start -= 1
-        return get_prefix_index(turn).count_matches(start - turn.lead, turn.body_length)
+        return get_prefix_index(turn).count_matches(start - turn.lead)
 
     def own_responses(self) -> frozenset[str]:
         """Return the responses of this provider whose context is unchanged.
@@ -297,20 +306,28 @@ def plan_request(
         The plan. If the best record is deeper than ``max_depth`` all blocks are sent, which starts a new
         chain.
     """
-    index, state = get_prefix_index(turn), get_state(turn)
-    length = turn.body_length
-    barrier = find_compaction_start(turn, index, scope, state)
-    first = barrier or 0
-    covered = index.count(length)
-    covered_barrier = None if barrier is None else index.count(barrier)
-    record_scope = scope
+    index = get_prefix_index(turn)
+    state = get_state(turn)
+    compaction = find_compaction_start(turn, index, scope, state)
+    first = compaction or 0
+    barrier = None
+    if compaction is not None:
+        barrier = index.count(compaction)
+
+    check = _CandidateCheck(index, barrier, scope, now, max_depth, not_before)
     if mode == "conversation":
-        record_scope, max_depth = conversation_scope(scope, state.conversation_id), None
-    check = _CandidateCheck(
-        index, covered, covered_barrier, record_scope, now, max_depth, not_before
-    )
+        check.scope = conversation_scope(scope, state.conversation_id)
+        check.max_depth = None
     anchor, rejected = _choose_anchor(_iter_candidates(mode, state, extra), check)
-    start = index.end_position(anchor.block_count) if anchor else first
+
+    start = first
+    covered_start = barrier or 0
+    conversation_id = ""
+    if anchor:
+        start = index.end_position(anchor.block_count)
+        covered_start = anchor.block_count
+        if mode == "conversation":
+            conversation_id = state.conversation_id
     return RequestPlan(
         mode=mode,
         scope=scope,
@@ -318,19 +335,17 @@ def plan_request(
         source=turn,
         start=turn.lead + start,
         rejected=rejected,
-        problems=index.problems(turn, turn.lead, first),
-        total_blocks=length - first,
-        full_bytes=index.byte_size(covered_barrier or 0, covered),
-        delta_bytes=index.byte_size(
-            anchor.block_count if anchor else covered_barrier or 0, covered
-        ),
+        problems=index.problems(turn.blocks, turn.lead, first),
+        total_blocks=turn.body_length - first,
+        full_bytes=index.byte_size(barrier or 0, index.covered),
+        delta_bytes=index.byte_size(covered_start, index.covered),
         instructions=get_instructions(turn),
-        conversation_id=state.conversation_id if mode == "conversation" and anchor else "",
-        intact=find_reusable_ids(turn, index, start, scope, state, barrier),
+        conversation_id=conversation_id,
+        intact=find_reusable_ids(turn, index, start, scope, state, compaction),
         unsealed=unsealed,
-        barrier=covered_barrier,
-        digest=index.digest(covered),
-        block_count=covered,
+        barrier=barrier,
+        digest=index.digest(index.covered),
+        block_count=index.covered,
         planned_at=now,
     )
 
@@ -346,14 +361,13 @@ def find_problems(turn: Turn, first: int = 0) -> tuple[Problem, ...]:
     Returns:
         The problems in the order of the blocks.
     """
-    return get_prefix_index(turn).problems(turn, turn.lead, first)
+    return get_prefix_index(turn).problems(turn.blocks, turn.lead, first)
 
 
 class _CandidateCheck(msgspec.Struct):
     """Checks whether a candidate is proved and available."""
 
     index: PrefixIndex
-    covered: int
     barrier: int | None
     scope: str
     now: float
@@ -363,14 +377,18 @@ class _CandidateCheck(msgspec.Struct):
     def rejection_reason(self, record: AnchorRecord) -> Reason | None:
         """Return why a record cannot be used as the anchor, or None if it can."""
         reason = unavailable_reason(record, self.scope, self.now, self.max_depth, self.not_before)
-        if reason or record.block_count <= 0:
-            return reason or "unproven"
-        return None if self.matches(record) else "changed"
+        if reason:
+            return reason
+        if record.block_count <= 0:
+            return "unproven"
+        if not self.matches(record):
+            return "changed"
+        return None
 
     def matches(self, record: AnchorRecord) -> bool:
         """Return whether the record matches a prefix of the blocks that would be sent."""
         # Blocks before the newest compaction would not be sent any more.
-        return record.barrier == self.barrier and matches_prefix(record, self.index, self.covered)
+        return record.barrier == self.barrier and matches_prefix(record, self.index)
 
 
 def _iter_candidates(
@@ -379,11 +397,11 @@ def _iter_candidates(
     """Return the records to try, longest prefix first, then the newest."""
     if mode == "chained":
         anchors = reversed(state.anchors)
-        news = [each for each in extra if _is_new_candidate(each, state)] if extra else ()
-        if not news:
+        added = [record for record in extra if _is_new_candidate(record, state)]
+        if not added:
             return anchors
-        news.sort(key=anchor_sort_key, reverse=True)
-        return heapq.merge(news, anchors, key=anchor_sort_key, reverse=True)
+        added.sort(key=anchor_sort_key, reverse=True)
+        return heapq.merge(added, anchors, key=anchor_sort_key, reverse=True)
     if mode == "conversation" and state.conversation_id:
         record = state.anchor(state.previous_response_id)
         if record:
@@ -394,11 +412,11 @@ def _iter_candidates(
 
 def _is_new_candidate(record: AnchorRecord, state: ConversationState) -> bool:
     """Return whether a record from elsewhere is new to the state; a lost or unusable record remains so."""
-    known = state.anchor(record.response_id, record.scope)
-    if known is None:
+    own_record = state.anchor(record.response_id, record.scope)
+    if own_record is None:
         return True
-    is_lost = known.status == "lost" or is_unusable_status(known.status)
-    return known != record and not is_lost
+    is_lost = own_record.status == "lost" or is_unusable_status(own_record.status)
+    return own_record != record and not is_lost
 
 
 def _choose_anchor(
@@ -420,17 +438,22 @@ def _choose_anchor(
 def _find_unused_answer(plan: RequestPlan) -> Reason | None:
     """Return why the newest answer of the same server is not used; None if there is none."""
     scope = base_scope(plan.scope)
-    for each in plan.rejected:
-        if base_scope(each.record.scope) == scope:
-            return each.reason
+    for candidate in plan.rejected:
+        if base_scope(candidate.record.scope) == scope:
+            return candidate.reason
     if not isinstance(plan.source, Turn):
         return None
+
     anchors = get_state(plan.source).anchors
     for record in reversed(anchors):
-        if base_scope(record.scope) == scope:
-            return record.status if is_unusable_status(record.status) else "scope"
-    known = {record.response_id for record in anchors}
+        if base_scope(record.scope) != scope:
+            continue
+        if is_unusable_status(record.status):
+            return record.status
+        return "scope"
+
+    recorded_ids = {record.response_id for record in anchors}
     for block in reversed(plan.delta):
-        if block.origin == ENGINE and block.response_id not in known:
+        if block.origin == ENGINE and block.response_id not in recorded_ids:
             return "unproven" if block.response_id else "no_id"
     return None

@@ -1,17 +1,14 @@
 """Render blocks as the input of a request, without repairing them.
 
-Items that a server derived from the conversation (reasoning, compaction items) are sent again only if they are
-provably valid: see ``kedge.planning.render``. Provider ids follow the same rule, and are sent only for
-reasoning and the item directly after it, because a server looks up the reasoning of an item with an id.
+Items that a server derived from the conversation are reasoning and compactions. They are sent again only if they are
+provably valid. They are derived from everything before them, and their content is encrypted, so Kedge cannot read it.
+If a secret was redacted from the conversation, an earlier reasoning or compaction item may still contain the secret;
+sending the item would undo the redaction silently. So an item is sent only while everything it was derived from is
+provably unchanged: the record of its response matches the Turn's prefix *and* the response's output, at the same
+position, and the digests of the derived items are those that were received.
 
-The size of the body that is sent is known. That of the body with the complete conversation adds the sizes of the blocks
-before the anchor, which are measured once for each block.
-
-Both are derived from everything before them, and their content is encrypted, so Kedge cannot read it. If a
-secret was redacted from the conversation, an earlier reasoning or compaction item may still contain it; sending
-it would undo the redaction silently. So an item is sent only while everything it was derived from is
-provably unchanged: the record of its response matches the Turn's prefix *and* the response's output, at the
-same position, and the digests of the derived items are those that were received.
+The id that the provider gave to an item is sent only for reasoning and for the item directly after it, because a server
+looks up the reasoning of an item with an id.
 
 A compaction item replaces all blocks before it. After one, two questions must be distinguished: what the
 server remembers (its memory starts at the compaction in its newest matching record), and what the user
@@ -19,6 +16,9 @@ wants to send (a compaction that was inserted into the Turn deliberately is also
 the records and not found by searching for compaction items, because neither tags nor an equal rebuild of
 the Turn may change it: a compaction in a response that was edited since is not part of any memory, although its
 item is still in the Turn.
+
+The size of the body that is sent is known. The size of a body with the complete conversation is derived from it, by
+adding the sizes of the blocks before the anchor, which are measured once for each block.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -65,13 +65,9 @@ def find_compaction_start(
     """
     if not index.barriers:
         return None
-    length = turn.body_length
-    covered = index.count(length)
-    anchors = reversed(state.anchors)  # the record of the longest prefix comes first
-    record = next((each for each in anchors if _is_trusted(each, index, covered, scope)), None)
+    longest_first = reversed(state.anchors)
+    record = next((anchor for anchor in longest_first if _is_trusted(anchor, index, scope)), None)
     for position in reversed(index.barriers):
-        if position >= length:
-            continue  # it belongs to a longer Turn that shares the index
         count = index.count(position)
         if record and count < record.block_count:
             if count == record.barrier:
@@ -92,43 +88,41 @@ def find_reusable_ids(
     """Return the ids of the reasoning and compaction blocks from ``start`` on that may be sent."""
     if barrier is None and not index.skipped:
         return frozenset()
-    found: set[str] = set()
+    reusable: set[str] = set()
     if barrier is not None and barrier == start:
-        found.add(turn[turn.lead + start].id)
-    length = turn.body_length
-    reasoning = index.uncovered_positions(start, length)
+        reusable.add(turn[turn.lead + start].id)
+    reasoning = index.uncovered_positions(start, index.length)
     if not reasoning:
-        return frozenset(found)
-    covered = index.count(length)
-    runs = list(_iter_response_runs(turn, reasoning))
-    response_ids = {run[0].response_id for _, run in runs}
+        return frozenset(reusable)
+
+    outputs = list(_iter_outputs(turn, reasoning))
+    response_ids = {output[0].response_id for _, output in outputs}
     records = {
         record.response_id: record
         for record in state.anchors
-        if record.response_id in response_ids and _is_trusted(record, index, covered, scope)
+        if record.response_id in response_ids and _is_trusted(record, index, scope)
     }
-    for stop, run in runs:
-        record = records.get(run[0].response_id)
+    for stop, output in outputs:
+        record = records.get(output[0].response_id)
         # A copy of an output does not end where its record does.
-        ends_there = record and index.count(stop) == record.block_count
-        if record and ends_there and derived_digests(run) == record.derived:
-            found.update(block.id for block in run if isinstance(block, ReasoningBlock))
-    return frozenset(found)
+        if record is None or index.count(stop) != record.block_count:
+            continue
+        if derived_digests(output) == record.derived:
+            reusable.update(block.id for block in output if isinstance(block, ReasoningBlock))
+    return frozenset(reusable)
 
 
 def find_own_responses(turn: Turn, scope: str) -> frozenset[str]:
     """Return the ids of the responses of a provider whose context and output are unchanged."""
     index = get_prefix_index(turn)
-    covered = index.count(turn.body_length)
     records = get_state(turn).anchors
-    return frozenset(
-        record.response_id for record in records if _is_trusted(record, index, covered, scope)
-    )
+    return frozenset(record.response_id for record in records if _is_trusted(record, index, scope))
 
 
-def _iter_response_runs(turn: Turn, positions: Sequence[int]) -> Iterator[tuple[int, list[Block]]]:
-    """Yield the contiguous outputs of responses around these positions, and where each ends."""
-    lead = stop = turn.lead
+def _iter_outputs(turn: Turn, positions: Sequence[int]) -> Iterator[tuple[int, list[Block]]]:
+    """Yield where the outputs of responses around these positions end, and their blocks, which are contiguous."""
+    lead = turn.lead
+    stop = lead
     for position in positions:
         start = lead + position
         response_id = turn[start].response_id
@@ -142,12 +136,14 @@ def _iter_response_runs(turn: Turn, positions: Sequence[int]) -> Iterator[tuple[
         yield stop - lead, list(turn[start:stop])
 
 
-def _is_trusted(record: AnchorRecord, index: PrefixIndex, covered: int, scope: str) -> bool:
-    same_provider = base_scope(record.scope) == base_scope(scope)
+def _is_trusted(record: AnchorRecord, index: PrefixIndex, scope: str) -> bool:
+    """Return whether a response of this provider is finished and has a context that is a prefix of the Turn."""
+    if base_scope(record.scope) != base_scope(scope):
+        return False
     # Where nothing is stored, a paused response is continued by sending its items again.
-    paused = record.status == "incomplete" and not record.stored
-    finished = record.status in ("completed", "lost") or paused
-    return same_provider and finished and matches_prefix(record, index, covered)
+    is_paused = record.status == "incomplete" and not record.stored
+    is_finished = record.status in ("completed", "lost") or is_paused
+    return is_finished and matches_prefix(record, index)
 
 
 def _is_inserted(block: Block, state: ConversationState) -> bool:
@@ -155,7 +151,7 @@ def _is_inserted(block: Block, state: ConversationState) -> bool:
     if block.origin == ENGINE or block.response_id:
         return False
     digest = digest_derived(block)
-    # A store also loads the records from before a compaction, and one of them may be that of its response.
+    # A store also loads the records from before a compaction, and one of them may be the record of its response.
     is_detached = block.origin == COMPACTOR_ORIGIN
     return is_detached or not any(digest in record.derived for record in state.anchors)
 
@@ -180,7 +176,8 @@ def render(turn: Turn, *, scope: str = "") -> list[Item]:
 
 def _find_full_send(turn: Turn, scope: str) -> tuple[int, frozenset[str]]:
     """Return where a full send of a Turn starts in its body, and the reasoning and compactions that it may have."""
-    state, index = get_state(turn), get_prefix_index(turn)
+    state = get_state(turn)
+    index = get_prefix_index(turn)
     barrier = find_compaction_start(turn, index, scope, state)
     start = barrier or 0
     return start, find_reusable_ids(turn, index, start, scope, state, barrier)
@@ -243,39 +240,42 @@ def get_instructions(turn: Turn) -> str | None:
 def _sendable_flags(
     blocks: Sequence[Block], intact: Container[str], *, unsealed: bool = False
 ) -> list[bool]:
-    """Return whether each block is sent: all are, except derived ones that are not proved.
-
-    Reasoning must also be directly before the item it belongs to, and that item must be sent.
-    """
+    """Return whether each block is sent: all are, except derived blocks that are not proved."""
     flags: list[bool] = []
-    following: Block | None = None
+    following: Block | None = None  # the block after this one, if it is sent
     for block in reversed(blocks):
         match block:
             case ReasoningBlock():
-                is_bound = (
-                    following is not None and flags[-1] and _is_bound_to(block, following, unsealed)
-                )
-                is_sent = is_bound and block.id in intact
+                is_proved = block.id in intact
+                is_sent = is_proved and _is_before_own_item(block, following, unsealed)
+            case OpaqueBlock() if is_compaction(block):
+                is_sent = block.id in intact
             case OpaqueBlock():
-                is_sent = block.id in intact if is_compaction(block) else block.type != "reasoning"
+                is_sent = block.type != "reasoning"
             case _:
                 is_sent = True
         flags.append(is_sent)
-        following = block
+        following = block if is_sent else None
     return flags[::-1]
 
 
-def _is_bound_to(block: ReasoningBlock, following: Block, unsealed: bool) -> bool:
-    encrypted = bool(block.encrypted_content and block.item_id)
-    if not (encrypted or unsealed) or not block.response_id:
+def _is_before_own_item(block: ReasoningBlock, following: Block | None, unsealed: bool) -> bool:
+    """Return whether reasoning can be sent: it is directly before the item that the model wrote after it."""
+    is_encrypted = bool(block.encrypted_content and block.item_id)
+    if following is None or not (is_encrypted or unsealed) or not block.response_id:
         return False
     index = block.output_index
-    adjacent = index is not None and following.output_index == index + 1
-    return adjacent and following.response_id == block.response_id
+    is_adjacent = index is not None and following.output_index == index + 1
+    return is_adjacent and following.response_id == block.response_id
 
 
 def measure_full_body(plan: "RequestPlan", body_bytes: int) -> int:
-    """Return the size of the body that sends everything, instead of the body of a plan, which has this size."""
+    """Return the size of a body that sends everything.
+
+    Args:
+        plan: The plan of a request.
+        body_bytes: The size of the body of this request.
+    """
     if plan.anchor is None or not isinstance(plan.source, Turn):
         return body_bytes
     saved = plan.full_bytes - plan.delta_bytes + _measure_reasoning(plan, plan.source)
@@ -305,6 +305,7 @@ def _measure_reasoning(plan: "RequestPlan", turn: Turn) -> int:
 
 def _iter_runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each run of consecutive positions."""
-    for _, run in groupby(enumerate(positions), key=lambda each: each[1] - each[0]):
-        numbers = [position for _, position in run]
-        yield numbers[0], numbers[-1] + 1
+    # In a run, positions and their indices grow alike, so the difference of the two is constant.
+    for _, run in groupby(enumerate(positions), key=lambda indexed: indexed[1] - indexed[0]):
+        consecutive = [position for _, position in run]
+        yield consecutive[0], consecutive[-1] + 1

@@ -1,29 +1,14 @@
 """Turn: an immutable sequence of the blocks of a conversation.
 
-Every operation returns a new Turn. Turns share the values derived from their common blocks, so that extending a
-conversation of n blocks by k costs O(k).
-
-Blocks shared along a Turn's lineage: a Turn and its continuations share one list, of which each Turn has the first
-``length`` blocks, so ``append`` copies nothing. Only one continuation can extend the list: the first one removes
-the only member of ``unclaimed``, which is atomic and therefore needs no lock, and every other one copies its part of
-the list. So does one that makes the list twice as long as it was at first, because an old Turn, such as a template of
-many conversations, would otherwise retain everything that was appended to it. Elements of the list are never
-changed, and ``blocks`` is a tuple that is created when it is read.
-
-Ids shared along a Turn's lineage: block ids must be unique within a Turn, and checking that with a new set for
-each ``append`` would cost O(n). So a Turn and its continuations share one *mutable* set of ids. The invariant is
-that the set has *at least* the ids of each Turn that shares it; it may have more, namely those of other
-continuations. New ids that are not in the set are therefore unique, and are added to it. This does not affect the
-old Turn, because the set is never used as the exact ids of a Turn. If a new id is in the set, it may belong to a
-sibling only, so the exact ids are collected again before a duplicate is reported. A set that is twice as large
-as the Turn, as after many forks from one Turn, is replaced as well, and operations other than ``append`` always
-create a new set.
+Every operation returns a new Turn with a tuple of its own, and checks that its ids are unique. Both cost O(n), which is
+less than a millisecond for 10,000 blocks. Expensive is only what is derived from the content of blocks, the prefix
+index of ``kedge.planning.digests``. A Turn passes the index on to Turns that are derived from it, with the number of
+blocks that they have in common.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from operator import attrgetter, is_, is_not
 from operator import index as op_index
 from typing import Any, NoReturn, final, overload
@@ -52,43 +37,13 @@ TURN_MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
 _BLOCK_TYPES = frozenset[type[Any]](Block.__args__)
 _set_field = object.__setattr__
 _get_id: Callable[[Block], str] = attrgetter("id")
-_CLAIM = 0
-_MIN_LIMIT = 16
-"""The maximum number of blocks in the shared list of a short Turn."""
 
+CachedIndex = tuple[object, int]
+"""A value that planning derived from the body of a Turn (the blocks after the leading system ones), and the number of
+the first blocks of the body that it describes.
 
-class _Lineage(msgspec.Struct):
-    """The data that a Turn and its continuations share.
-
-    Attributes:
-        blocks: A list that starts with the blocks of each of these Turns.
-        limit: The maximum number of blocks in the list.
-        entry: A value that planning derived from the body (the blocks after the leading system ones), and the
-            number of the first blocks of the body that it describes. The value may describe more, because
-            another lineage shares it. Both are in one field, so that threads always read a matching pair.
-    """
-
-    blocks: list[Block]
-    limit: int
-    entry: tuple[object, int]
-
-
-class _Memo(msgspec.Struct):
-    """The blocks of a Turn; Turns that differ only in their data share it.
-
-    Attributes:
-        lineage: The data shared with the continuations of the Turn.
-        length: The number of blocks of the shared list that belong to the Turn.
-        ids: At least the ids of these blocks.
-        unclaimed: One member until a continuation extends the shared list.
-        blocks: The blocks as a tuple, once that was read.
-    """
-
-    lineage: _Lineage
-    length: int
-    ids: set[str]
-    unclaimed: dict[int, bool]
-    blocks: tuple[Block, ...] | None = None
+The value may describe more blocks than these, namely those of the Turn that this one was derived from."""
+_NO_INDEX: CachedIndex = (None, 0)
 
 
 @final
@@ -119,15 +74,16 @@ class Turn(Immutable):
         >>> turn = turn.append(assistant("Hello!"))
     """
 
-    __slots__ = ("_memo", "body_length", "data", "extra", "id", "lead")
+    __slots__ = ("_cached_index", "blocks", "body_length", "data", "extra", "id", "lead")
     _remedy = "a Turn is immutable; its methods return a new one"
 
+    blocks: tuple[Block, ...]
     id: str
     data: FrozenMap
     extra: FrozenMap
     lead: int
     body_length: int
-    _memo: "_Memo"
+    _cached_index: CachedIndex
 
     # Members are set in __new__, because a second call of __init__ would change the Turn in place.
     def __new__(
@@ -151,20 +107,11 @@ class Turn(Immutable):
             raise InvalidTurn(
                 f"extra holds {min(own_fields)!r}, which is a field of its own; set that instead"
             )
-        memo = _build_memo(list(blocks), _collect_unique_ids(blocks))
-        return _build_turn(memo, count_leading(blocks), id, freeze_map(data, "data"), frozen)
+        _check_unique_ids(blocks)
+        return _build_turn(blocks, count_leading(blocks), id, freeze_map(data, "data"), frozen)
 
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("Turn cannot have subclasses; store what belongs to it in its data")
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        """The blocks."""
-        memo = self._memo
-        blocks = memo.blocks
-        if blocks is None:
-            blocks = memo.blocks = tuple(memo.lineage.blocks[: memo.length])
-        return blocks
 
     @property
     def text(self) -> str:
@@ -174,12 +121,12 @@ class Turn(Immutable):
     @property
     def leading(self) -> tuple[Block, ...]:
         """The leading system blocks, which are sent with every request and are not part of a digest."""
-        return tuple(self._memo.lineage.blocks[: self.lead])
+        return self.blocks[: self.lead]
 
     @property
     def body(self) -> tuple[Block, ...]:
         """The blocks after the leading system ones."""
-        return self[self.lead :]
+        return self.blocks[self.lead :]
 
     def append(self, *blocks: Block) -> "Turn":
         """Return the Turn with blocks added at the end.
@@ -196,25 +143,12 @@ class Turn(Immutable):
         if not blocks:
             return self
         _check_blocks(blocks)
-        memo = self._memo
-        length, added, ids = memo.length + len(blocks), set(map(_get_id, blocks)), memo.ids
-        bounded = len(ids) <= 2 * length  # otherwise many forks would fill it
-        if bounded and len(added) == len(blocks) and ids.isdisjoint(added):
-            ids |= added  # the set may have ids of other continuations as well
-        else:
-            ids = _collect_unique_ids(self.blocks + blocks)
+        extended = self.blocks + blocks
+        _check_unique_ids(extended)
         lead = self.lead
-        if lead == memo.length:
+        if lead == len(self):
             lead += count_leading(blocks)
-        lineage = memo.lineage
-        if length <= lineage.limit and memo.unclaimed.pop(_CLAIM, False):
-            lineage.blocks.extend(blocks)
-            grown = _Memo(lineage, length, ids, {_CLAIM: True})
-        else:
-            together = [*lineage.blocks[: memo.length], *blocks]
-            value, described = lineage.entry
-            grown = _build_memo(together, ids, (value, min(described, self.body_length)))
-        return _build_turn(grown, lead, self.id, self.data, self.extra)
+        return _build_turn(extended, lead, self.id, self.data, self.extra, self._cached_index)
 
     @checked
     def insert(self, index: int, *blocks: Block) -> "Turn":
@@ -318,9 +252,8 @@ class Turn(Immutable):
         if not isinstance(blocks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidTurn(f"blocks must be a list of blocks, not {describe_type(blocks)}")
         fresh = tuple(blocks)
-        same = count_common_blocks(self, fresh)
-        common = self if same == len(self) else self.take(same)
-        return common.append(*fresh[same:])
+        count = count_common_blocks(self, fresh)
+        return self.take(count).append(*fresh[count:])
 
     @checked
     def with_data(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> "Turn":
@@ -353,20 +286,19 @@ class Turn(Immutable):
         if not isinstance(block, Block | str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidTurn(f"a block or its id is needed, not {describe_type(block)}")
         block_id = block if isinstance(block, str) else block.id
-        for index, each in enumerate(self):
-            if each.id == block_id:
+        for index, own_block in enumerate(self.blocks):
+            if own_block.id == block_id:
                 return index
         raise InvalidTurn(f"no block with the id {block_id!r} in {self.id}")
 
     def _splice(self, start: int, stop: int, *blocks: Block) -> "Turn":
         _check_blocks(blocks)
-        old = self.blocks
-        spliced = [*old[:start], *blocks, *old[stop:]]
-        ids = _collect_unique_ids(spliced)
+        spliced = self.blocks[:start] + blocks + self.blocks[stop:]
+        _check_unique_ids(spliced)
         lead = count_leading(spliced)
-        value, described = get_cached_index(self)
-        entry = value, min(described, self._count_unchanged(start, lead, len(spliced)))
-        return _build_turn(_build_memo(spliced, ids, entry), lead, self.id, self.data, self.extra)
+        index, described = self._cached_index
+        described = min(described, self._count_unchanged(start, lead, len(spliced)))
+        return _build_turn(spliced, lead, self.id, self.data, self.extra, (index, described))
 
     def _count_unchanged(self, start: int, lead: int, length: int) -> int:
         """Return the number of blocks of the body that a Turn shares if it differs from index ``start`` on."""
@@ -378,22 +310,17 @@ class Turn(Immutable):
         return unchanged
 
     def __len__(self) -> int:
-        return self._memo.length
+        return len(self.blocks)
 
     def __iter__(self) -> Iterator[Block]:
-        return islice(self._memo.lineage.blocks, self._memo.length)
+        return iter(self.blocks)
 
     @overload
     def __getitem__(self, index: int) -> Block: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[Block, ...]: ...
     def __getitem__(self, index: int | slice) -> Block | tuple[Block, ...]:
-        blocks, length = self._memo.lineage.blocks, self._memo.length
-        if isinstance(index, slice):
-            start, stop, step = index.indices(length)
-            # A slice of the list and not of the tuple, which may not exist yet.
-            return tuple(blocks[start : max(start, stop)]) if step == 1 else self.blocks[index]
-        return blocks[range(length)[index]]
+        return self.blocks[index]
 
     def __eq__(self, other: object) -> bool:
         return self.blocks == other.blocks if isinstance(other, Turn) else NotImplemented
@@ -436,66 +363,62 @@ def new_blocks_not_in(turn: Turn, ids: Iterable[str]) -> list[Block]:
     Returns:
         The blocks with other ids, in order.
     """
-    known = frozenset(ids)
-    return [block for block in turn.blocks if block.id not in known]
+    earlier_ids = frozenset(ids)
+    return [block for block in turn.blocks if block.id not in earlier_ids]
 
 
 def rename_turn(turn: Turn, id: str) -> Turn:  # noqa: A002
     """Return the Turn with another id, and with its cached values."""
     if turn.id == id:
         return turn
-    return _build_turn(turn._memo, turn.lead, id, turn.data, turn.extra)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    return _build_turn(turn.blocks, turn.lead, id, turn.data, turn.extra, get_cached_index(turn))
 
 
 def replace_data(turn: Turn, data: FrozenMap) -> Turn:
     """Return the Turn with other data, and with its cached values."""
-    return _build_turn(turn._memo, turn.lead, turn.id, data, turn.extra)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    return _build_turn(turn.blocks, turn.lead, turn.id, data, turn.extra, get_cached_index(turn))
 
 
 def has_prefix(turn: Turn, earlier: Turn) -> bool:
-    """Return whether a Turn begins with the identical blocks of another; O(1) if it was appended to."""
-    memo, before = turn._memo, earlier._memo  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    if before.length > memo.length:
-        return False
-    return memo.lineage is before.lineage or all(map(is_, earlier.blocks, turn.blocks))
+    """Return whether a Turn begins with the identical blocks of another."""
+    return len(earlier) <= len(turn) and all(map(is_, earlier.blocks, turn.blocks))
 
 
 def count_common_blocks(old: Turn, new: Turn | Sequence[Block]) -> int:
     """Return the number of identical blocks at the start of both."""
-    if isinstance(new, Turn) and has_prefix(new, old):
-        return len(old)
-    different = enumerate(map(is_not, old, new))
-    return next((index for index, differs in different if differs), min(len(old), len(new)))
+    differences = map(is_not, old, new)
+    return next(
+        (index for index, differs in enumerate(differences) if differs), min(len(old), len(new))
+    )
 
 
-get_cached_index: Callable[[Turn], tuple[object, int]] = attrgetter("_memo.lineage.entry")
-"""Return the value cached for this Turn's body, and the number of blocks that it describes; it may be more."""
+get_cached_index: Callable[[Turn], CachedIndex] = attrgetter("_cached_index")
+"""Return the value that was cached for a Turn's body, and the number of its first blocks that the value describes."""
 
 
-def cache_index(turn: Turn, value: object, count: int) -> None:
-    """Cache a value that was derived from the first ``count`` blocks of this Turn's body.
-
-    Turns that are derived from this one share it, as far as their bodies start with the same blocks.
-    """
-    turn._memo.lineage.entry = value, count  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+def cache_index(turn: Turn, value: object) -> None:
+    """Cache a value that was derived from all blocks of a Turn's body."""
+    _set_field(turn, "_cached_index", (value, turn.body_length))
 
 
 def find_answer_blocks(turn: Turn, sent: Turn | None = None) -> list[AssistantBlock]:
     """Return the assistant blocks at the end of a Turn; blocks of ``sent`` are not part of the answer."""
-    start, known = 0, frozenset[str]()
+    start = 0
+    sent_ids = frozenset[str]()
     if sent is not None and has_prefix(turn, sent):
         start = len(sent)
     elif sent is not None:
-        known = snapshot_block_ids(sent)
-    found: list[AssistantBlock] = []
+        sent_ids = snapshot_block_ids(sent)
+
+    answer: list[AssistantBlock] = []
     for block in reversed(turn[start:]):
-        if block.id in known:
+        if block.id in sent_ids:
             break
         if isinstance(block, AssistantBlock):
-            found.append(block)
+            answer.append(block)
         elif not isinstance(block, ReasoningBlock | OpaqueBlock):
             break
-    return found[::-1]
+    return answer[::-1]
 
 
 def count_leading(blocks: Sequence[Block]) -> int:
@@ -508,41 +431,46 @@ def count_leading(blocks: Sequence[Block]) -> int:
 
 def _check_blocks(blocks: Sequence[object]) -> None:
     # isinstance is several times slower for a Struct.
-    for block in blocks if not _BLOCK_TYPES.issuperset(map(type, blocks)) else ():
-        if type(block) not in _BLOCK_TYPES:
-            kind = describe_type(block)
-            match block:
-                case ImagePart() | FilePart() | OpaquePart():
-                    remedy = 'put it into a message: user(["text", part])'
-                case dict():
-                    remedy = "use kedge.wire.blocks_from_messages(...)"
-                case _:
-                    remedy = "use kedge.user(...)"
-            raise InvalidTurn(f"a Turn must have blocks, not {kind}; {remedy}")
+    if _BLOCK_TYPES.issuperset(map(type, blocks)):
+        return
+    wrong = next(value for value in blocks if type(value) not in _BLOCK_TYPES)
+    kind = describe_type(wrong)
+    match wrong:
+        case ImagePart() | FilePart() | OpaquePart():
+            remedy = 'put it into a message: user(["text", part])'
+        case dict():
+            remedy = "use kedge.wire.blocks_from_messages(...)"
+        case _:
+            remedy = "use kedge.user(...)"
+    raise InvalidTurn(f"a Turn must have blocks, not {kind}; {remedy}")
 
 
-def _collect_unique_ids(blocks: Sequence[Block]) -> set[str]:
-    ids = set(map(_get_id, blocks))
-    if len(ids) != len(blocks):
-        seen: set[str] = set()
-        twice = next(block.id for block in blocks if block.id in seen or seen.add(block.id))
-        raise InvalidTurn(f"two blocks have the id {twice!r}")
-    return ids
+def _check_unique_ids(blocks: Sequence[Block]) -> None:
+    if len(set(map(_get_id, blocks))) == len(blocks):
+        return
+    seen: set[str] = set()
+    for block in blocks:
+        if block.id in seen:
+            raise InvalidTurn(f"two blocks have the id {block.id!r}")
+        seen.add(block.id)
 
 
-def _build_memo(blocks: list[Block], ids: set[str], entry: tuple[object, int] = (None, 0)) -> _Memo:
-    lineage = _Lineage(blocks, max(2 * len(blocks), _MIN_LIMIT), entry)
-    return _Memo(lineage, len(blocks), ids, {_CLAIM: True})
-
-
-def _build_turn(memo: _Memo, lead: int, name: str, data: FrozenMap, extra: FrozenMap) -> Turn:
+def _build_turn(
+    blocks: tuple[Block, ...],
+    lead: int,
+    name: str,
+    data: FrozenMap,
+    extra: FrozenMap,
+    cached_index: CachedIndex = _NO_INDEX,
+) -> Turn:
     turn = object.__new__(Turn)
-    _set_field(turn, "_memo", memo)
+    _set_field(turn, "blocks", blocks)
     _set_field(turn, "lead", lead)
-    _set_field(turn, "body_length", memo.length - lead)
+    _set_field(turn, "body_length", len(blocks) - lead)
     _set_field(turn, "id", name)
     _set_field(turn, "data", data)
     _set_field(turn, "extra", extra)
+    _set_field(turn, "_cached_index", cached_index)
     return turn
 
 
