@@ -9,9 +9,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from kedge._internal.access_tokens import AccessToken
 from kedge.errors import StoreBusy, StoreReplaced
-from kedge.server import request_log
+from kedge.server import revocation
 from kedge.server.access import Grant
-from kedge.server.request_log import RevocationWatch
+from kedge.server.revocation import RevocationWatch
 from server.waiting import TIMEOUT
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +67,7 @@ async def run(
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check tokens without a pause."""
-    monkeypatch.setattr(request_log, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(revocation, "CHECK_SECONDS", 0.0)
 
 
 async def test_a_stream_goes_on_until_its_token_is_known_to_be_revoked() -> None:

@@ -180,14 +180,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        work = [_repeat(settings.purge_every, partial(_purge, service))]
-        claims = service.claims
-        if claims is not None:
-            # In a separate thread, so that nothing delays it.
-            renew = partial(asyncio.to_thread, claims.renew)
-            watch = partial(_watch_claims, service, claims, background, count())
-            work += [_repeat(claims.lease_seconds / 3, renew), _repeat(WATCH_SECONDS, watch)]
-        tasks = [asyncio.create_task(repeated) for repeated in work]
+        tasks = _start_tasks(service, background)
         try:
             yield
         finally:
@@ -214,6 +207,19 @@ def create_app(
     app.state.health = HealthCheck(service.check_health)
     app.state.background = background
     return app
+
+
+def _start_tasks(service: ServerState, background: BackgroundJobs) -> "list[asyncio.Task[None]]":
+    """Start the periodic tasks of a server."""
+    work = [_repeat(service.settings.purge_every, partial(_purge, service))]
+    claims = service.claims
+    if claims is not None:
+        # In a separate thread, so that nothing delays it.
+        renew = partial(asyncio.to_thread, claims.renew)
+        watch = partial(_watch_claims, service, claims, background, count())
+        work.append(_repeat(claims.lease_seconds / 3, renew))
+        work.append(_repeat(WATCH_SECONDS, watch))
+    return [asyncio.create_task(repeated) for repeated in work]
 
 
 async def _repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

@@ -213,14 +213,11 @@ def _build_draft(
     model = service.find_model(body["model"])
     store = body.get("store") is not False and not service.settings.zero_data_retention
     service.encrypts_reasoning(body)
-    if body.get("background"):
-        if on_socket:
-            raise errors.BACKGROUND_ON_SOCKET()
-        if not store:
-            raise errors.BACKGROUND_UNSTORED()
+    _check_background(body, is_stored=store, on_socket=on_socket)
     requests.check_tool_choice(body, model_input.items)
     if not service.ignores_unknown:
         requests.check_json_mentioned(body, model_input.items)
+
     is_triggered = bool(items) and items[-1]["type"] == encrypted_content.TRIGGER_TYPE
     compacted = _compact_if_needed(body, model_input, model.window, is_triggered=is_triggered)
     prompt_input = model_input
@@ -231,9 +228,11 @@ def _build_draft(
         prompt_input = truncate_to_window(prompt_input, body, model.window)
     cached_tokens = 0
     # A prompt that was compacted or truncated has another prefix.
-    is_cacheable = automatic_cache and prompt_input.tokens >= prompt_cache.MIN_CACHED_TOKENS
-    if is_cacheable and prompt_input is model_input and not has_compaction(items):
+    is_prefix_known = prompt_input is model_input and not has_compaction(items)
+    is_long_enough = prompt_input.tokens >= prompt_cache.MIN_CACHED_TOKENS
+    if automatic_cache and is_prefix_known and is_long_enough:
         cached_tokens = read_prompt_cache(service, body, history.context, items, prompt_input)
+
     # The usage of a response that compacts its context counts all of it.
     counted_input = prompt_input if compacted is None else model_input
     created_at = int(service.clock())
@@ -250,6 +249,16 @@ def _build_draft(
         skip_model=is_triggered or body.get("generate") is False,
         model=model,
     )
+
+
+def _check_background(body: Body, *, is_stored: bool, on_socket: bool) -> None:
+    """Reject a background response that nobody could read later."""
+    if not body.get("background"):
+        return
+    if on_socket:
+        raise errors.BACKGROUND_ON_SOCKET()
+    if not is_stored:
+        raise errors.BACKGROUND_UNSTORED()
 
 
 def reads_history(service: ServerState, body: Body, unstored: LaneMemory | None = None) -> bool:

@@ -372,32 +372,11 @@ class ResponseRun(Generation):
         if self._locked is not None and first_event is None:
             service.conversations.acquire(self._locked, history.node)
         self.id: str = draft.request_fields["id"]
-        body = draft.prompt.body
-        reasoning: Mapping[str, Any] = body.get("reasoning") or {}
-        writer = OutputWriter(
-            draft.key,
-            len(draft.input),
-            encrypt=service.cipher.encrypt,
-            encrypt_reasoning=service.encrypts_reasoning(body),
-            show_summary=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
-        )
-        super().__init__(service, draft, writer, self.id, recorded)
+        super().__init__(service, draft, _build_writer(service, draft), self.id, recorded)
         self.is_background = bool(draft.request_fields["background"])
         self.node = service.nodes.keys.parse_node(draft.key)
         self._unstored = unstored
-        is_body_stored = self.is_background or draft.idempotency_key is not None
-        self._entry = ResponseEntry(
-            node=self.node,
-            key=draft.key,
-            parent=history.node,
-            conversation=history.conversation,
-            request_json=encode(draft.request_fields),
-            input=draft.input_json,
-            # Another server may need the body, or a repeated request.
-            body=encode(body) if is_body_stored else None,
-            idempotency_key=draft.idempotency_key,
-            background=self.is_background,
-        )
+        self._entry = _build_entry(draft, self.node, is_background=self.is_background)
         self._stored_state = StoredState.NOTHING
         self._result_fields: Mapping[str, Any] = object_forms.IN_PROGRESS_FIELDS
         if first_event is not None:
@@ -646,6 +625,38 @@ class ResponseRun(Generation):
         status, cause = self._failure
         self._result_fields = object_forms.build_failed_fields(status, cause)
         return self._render(build_last_events(self._build_response([])))
+
+
+def _build_writer(service: ServerState, draft: ResponseDraft) -> OutputWriter:
+    """Return the writer of the output items, which are numbered after the items of the request."""
+    body = draft.prompt.body
+    reasoning: Mapping[str, Any] = body.get("reasoning") or {}
+    return OutputWriter(
+        draft.key,
+        number=len(draft.input),
+        encrypt=service.cipher.encrypt,
+        encrypt_reasoning=service.encrypts_reasoning(body),
+        show_summary=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
+    )
+
+
+def _build_entry(draft: ResponseDraft, node: int, *, is_background: bool) -> ResponseEntry:
+    """Return what is stored of a response before its model runs."""
+    body: bytes | None = None
+    if is_background or draft.idempotency_key is not None:
+        # Another server may have to generate the response; a repeated request must be the same.
+        body = encode(draft.prompt.body)
+    return ResponseEntry(
+        node=node,
+        key=draft.key,
+        parent=draft.history.node,
+        conversation=draft.history.conversation,
+        request_json=encode(draft.request_fields),
+        input=draft.input_json,
+        body=body,
+        idempotency_key=draft.idempotency_key,
+        background=is_background,
+    )
 
 
 def build_repeated_events(response: dict[str, Any]) -> list[StreamEvent]:

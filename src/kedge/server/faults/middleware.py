@@ -22,7 +22,7 @@ from kedge.server import errors
 from kedge.server.faults import KINDS, Fault, Faults, effects
 from kedge.server.faults.effects import Body, FaultedRequest, FrameRewriter
 from kedge.server.http import build_error_response, collect_body, render_error
-from kedge.server.request_log import receive_until
+from kedge.server.revocation import receive_until
 from kedge.server.storage.context import limit_history
 
 DISCONNECT: Message = {"type": "http.disconnect"}

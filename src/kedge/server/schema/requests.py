@@ -99,7 +99,8 @@ CREATE_RESPONSE = Rules(
 ).build("responses", "parameters")["create"]
 """``POST /v1/responses``."""
 INCLUDE_VALUE = cast("v.Array", CREATE_RESPONSE["include?"]).item
-INCLUDE = CREATE_RESPONSE["include?"] = v.Array(INCLUDE_VALUE, of=INCLUDE_VALUE.expected)
+INCLUDE = v.Array(INCLUDE_VALUE, of=INCLUDE_VALUE.expected)
+CREATE_RESPONSE["include?"] = INCLUDE
 
 SOCKET_CREATE: v.Members = {**CREATE_RESPONSE, "generate?": BOOLEAN}
 """``response.create`` on a WebSocket, without its type and its stream id."""

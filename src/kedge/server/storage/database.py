@@ -258,19 +258,8 @@ class SQLiteServerDatabase(ServerDatabase):
         self._thread = ThreadPoolExecutor(1, "kedge-responses")
         self._queued = 0
         try:
-            file = ""
-            address = sqlite.MEMORY
-            if path != sqlite.MEMORY:
-                prepared = _prepare_file(path)
-                file = str(prepared)
-                address = prepared.as_uri()
-            # Opened in the thread that creates the app, used in the thread of its loop and in the one above.
-            self._connection = sqlite.open_connection(
-                address,
-                wait_seconds=STORE_WAIT_SECONDS if in_store else 0.0,
-                synchronous="NORMAL",
-                exclusive=not in_store,
-            )
+            # Opened in the thread that creates the app, used in the thread of its loop and in the thread above.
+            self._connection, file = _open_connection(path, in_store=in_store)
         except (sqlite3.Error, OSError) as error:
             raise _build_open_error(path, error) from error
         self._files = OpenFiles(file)
@@ -413,6 +402,23 @@ class SQLiteServerDatabase(ServerDatabase):
             log.warning("the database was not closed completely: %s", error)
         finally:
             self._connection.close()
+
+
+def _open_connection(path: str, *, in_store: bool) -> tuple[sqlite3.Connection, str]:
+    """Open a connection to a database; return it with the path of the file, which is empty for one in memory."""
+    file = ""
+    address = sqlite.MEMORY
+    if path != sqlite.MEMORY:
+        prepared = _prepare_file(path)
+        file = str(prepared)
+        address = prepared.as_uri()
+    connection = sqlite.open_connection(
+        address,
+        wait_seconds=STORE_WAIT_SECONDS if in_store else 0.0,
+        synchronous="NORMAL",
+        exclusive=not in_store,
+    )
+    return connection, file
 
 
 def _prepare_file(path: str) -> Path:
