@@ -44,7 +44,7 @@ log = get_logger("kedge.chaining")
 T = TypeVar("T")
 ClientT = TypeVar("ClientT")
 PROBE_SECONDS = 10.0
-"""The timeout of each step of a probe, unless that of the program's request is shorter."""
+"""The timeout of each step of a probe, unless the timeout of the program's request is shorter."""
 _PATH = "/responses"
 _REBUILT = (b"content-length", b"accept-encoding")
 """Headers that depend on the body, or on the compressions that can be read."""
@@ -187,7 +187,7 @@ def _find_chainer(http_client: Any) -> Chainer | None:
 
 
 def _replace_transports(http_client: Any, replace: Callable[[Any], Any]) -> None:
-    """Replace the transport of an HTTP client, and those for some addresses, such as that of a proxy."""
+    """Replace all transports of an HTTP client: some addresses, or a proxy, may have their own."""
     http_client._transport = replace(http_client._transport)  # noqa: SLF001
     mounts: dict[Any, Any] = http_client._mounts  # noqa: SLF001
     for pattern, transport in mounts.items():
@@ -195,7 +195,7 @@ def _replace_transports(http_client: Any, replace: Callable[[Any], Any]) -> None
 
 
 class ChainedTransport:
-    """A transport that chains the requests of a client; all other members are those of the wrapped transport.
+    """A transport that chains the requests of a client; the wrapped transport has all other members.
 
     Args:
         wrapped: The transport that sends requests.

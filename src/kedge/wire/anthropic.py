@@ -78,7 +78,7 @@ class ContentBlockBuilder(msgspec.Struct):
         return block == self.start and any(block[name] for name in block if name != "type")
 
     def append(self, name: str, piece: str) -> None:
-        """Append to one of the block's texts."""
+        """Append to a text of the block."""
         self.pieces.setdefault(name, []).append(piece)
 
     def merge(self, name: str, value: Any) -> None:
@@ -86,13 +86,13 @@ class ContentBlockBuilder(msgspec.Struct):
         self.block[name] = fields.merge_values(self.block.get(name), value)
 
     def text(self, name: str) -> str:
-        """Return one of the block's texts, from its start and its deltas."""
+        """Return a text of the block, from its start and its deltas."""
         return repair_surrogates(
             fields.get_text(self.block, name) + "".join(self.pieces.get(name, ()))
         )
 
     def build_item(self) -> JsonObject:
-        """Return the output item of a finished block; one of a type without a counterpart is the block."""
+        """Return the output item of a finished block; a block of a type without a counterpart is its own item."""
         block = self.block
         match self.type:
             case "text":
@@ -195,7 +195,7 @@ class AnthropicDecoder(StreamDecoder):
         return self._by_index[index]
 
     def _next_index(self) -> int:
-        """Return the output index after those of all blocks."""
+        """Return the output index after all blocks."""
         return max((block.output_index for block in self._blocks), default=-1) + 1
 
     def _make_item_id(self, index: int) -> str:
@@ -222,14 +222,14 @@ class AnthropicDecoder(StreamDecoder):
         if sent_index < 0:
             sent_index = self._next_index()
         output_index = sent_index
-        known = self._by_index.get(sent_index)
-        if known is not None and known.is_repeated_by(block):
+        earlier = self._by_index.get(sent_index)
+        if earlier is not None and earlier.is_repeated_by(block):
             text = "content_block_start of block %d is repeated; the repetition is ignored"
             log.warning(text, sent_index)
             return
-        if known is not None:  # another block with an index that is in use
+        if earlier is not None:  # another block with an index that is in use
             output_index = self._next_index()
-            known.stopped = True
+            earlier.stopped = True
         self._complete_blocks(only_stopped=True)
         item_id = self._make_item_id(output_index)
         builder = ContentBlockBuilder(block, dict(block), output_index, item_id)
@@ -399,7 +399,7 @@ class AnthropicDecoder(StreamDecoder):
 def read_usage(counts: JsonObject) -> Usage | None:
     """Return the token counts, if there are any; input includes cache reads and cache writes.
 
-    A message may need several runs of a model: compactions, and those of an advisor, are listed only as
+    A message may need several runs of a model: compactions, and the runs of an advisor, are listed only as
     ``iterations``, which then have all the tokens.
     """
     if not counts:
@@ -417,7 +417,7 @@ def read_usage(counts: JsonObject) -> Usage | None:
 
 
 def _read_run(counts: Any) -> Usage:
-    """Return the token counts of one run of a model."""
+    """Return the token counts of a run of a model."""
     cached = fields.get_count(counts, "cache_read_input_tokens")
     cache_writes = fields.get_count(counts, "cache_creation_input_tokens")
     read = fields.get_count(counts, "input_tokens") + cached + cache_writes

@@ -62,22 +62,22 @@ class PartBuilder(msgspec.Struct):
         return fields.repair_surrogates("".join(self.pieces))
 
     def append(self, delta: str) -> None:
-        """Add a delta; further ones of a complete text are ignored."""
+        """Add a delta; further deltas of a complete text are ignored."""
         if not self.is_complete:
             self.pieces.append(delta)
 
     def complete(self, text: str) -> None:
-        """Set the complete text; an empty one is ignored if there is another text."""
-        known = self.text
-        if known and (self.is_complete or not text):
+        """Set the complete text; an empty text is ignored if there is another."""
+        earlier = self.text
+        if earlier and (self.is_complete or not text):
             self.is_complete = True
             return
-        if known and known != text:
+        if earlier and earlier != text:
             log.warning(
                 "the complete text of a part (%d characters) differs from its deltas (%d characters); "
                 "the complete text is used",
                 len(text),
-                len(known),
+                len(earlier),
             )
         self.pieces = [text]
         self.is_complete = True
@@ -122,18 +122,18 @@ class ItemBuilder(OutputItem, eq=False):
         return bool(self.item or self.parts or self.call_id)
 
     def set_item(self, item: Item) -> None:
-        """Set the finished item; the first one with content is used, and a different second one is logged."""
-        known = self.item
-        if known == item:
+        """Set the finished item; the first version with content is used, and a different second version is logged."""
+        earlier = self.item
+        if earlier == item:
             return
-        if known is None:
+        if earlier is None:
             is_used = True
-        elif not _items_differ(self._complete_item(known), self._complete_item(item)):
+        elif not _items_differ(self._complete_item(earlier), self._complete_item(item)):
             # Some servers add annotations only at the end.
-            is_used = _count_annotations(item) > _count_annotations(known)
+            is_used = _count_annotations(item) > _count_annotations(earlier)
         else:
             self.is_contradicted = self.type != REASONING
-            is_used = self.type == MESSAGE and _is_empty_message(known)
+            is_used = self.type == MESSAGE and _is_empty_message(earlier)
             log.warning(
                 "item %r of type %r differs between the stream and the finished response; the %s version is used",
                 self.item_id,
@@ -427,7 +427,7 @@ class Assembler:
         return builder
 
     def _add_item(self, builder: ItemBuilder) -> ItemBuilder:
-        """Add an item at its place in the output; one without an index is the last so far."""
+        """Add an item at its place in the output; an item without an index is the last so far."""
         if builder.output_index < 0:
             builder.output_index = 0
             if self._ordered:

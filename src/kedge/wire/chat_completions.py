@@ -271,7 +271,7 @@ class ChatDecoder(StreamDecoder):
                 self._events.append(types.OpaqueEvent("part", content_part))
 
     def _read_thinking(self, value: object) -> None:
-        """Read reasoning in the form of Mistral: a text, or a list of texts and objects with one."""
+        """Read reasoning in the form of Mistral: a text, or a list of texts and objects with a text."""
         if not isinstance(value, list):
             value = [value]
         for entry in cast("list[object]", value):
@@ -403,7 +403,7 @@ class ChatDecoder(StreamDecoder):
         self._events.append(build_delta(kind, delta, "", index, 0, logprobs))
 
     def _item_index(self, item: object) -> int:
-        """Return the output index of an item, which is the next one if the item is new."""
+        """Return the output index of an item; a new item gets the next."""
         return self._item_indices.setdefault(item, len(self._item_indices))
 
     def _skip_repeated(self, kind: TextKind, delta: str) -> str:
@@ -475,10 +475,10 @@ class ChatDecoder(StreamDecoder):
         if call and call.is_announced and piece.name and piece.arguments:
             # Some servers send complete calls that share an id or an index. Complete arguments cannot be
             # extended, so this is another call, or a repetition; a list does not repeat a call.
-            known = self._get_call(call)
+            announced = self._get_call(call)
             in_list = call.output_index in listed
-            if _is_complete(known):
-                if not in_list and known.arguments == _argument_text(piece.arguments):
+            if _is_complete(announced):
+                if not in_list and announced.arguments == _argument_text(piece.arguments):
                     return call.output_index
                 call = None
             elif in_list and (piece.index < 0 or not piece.call_id):
@@ -523,13 +523,13 @@ class ChatDecoder(StreamDecoder):
         if call is not None:
             if not call.is_announced:
                 return False
-            known = self._get_call(call)
-            return known.custom or _is_complete(known)
+            announced = self._get_call(call)
+            return announced.custom or _is_complete(announced)
         text = _argument_text(piece.arguments or "")
         return any(
-            not text or known.arguments == text
-            for known in self.calls.sorted_calls()
-            if known.name == piece.name
+            not text or announced.arguments == text
+            for announced in self.calls.sorted_calls()
+            if announced.name == piece.name
         )
 
     def _read_arguments(self, arguments: object, output_index: int) -> None:

@@ -182,7 +182,7 @@ def _as_parts(content: object) -> list[Any]:
 
 
 def _convert_content(content: object, text_type: str) -> object:
-    """Return content with the parts of the Chat Completions API converted to those of the Responses API."""
+    """Return content with the parts of the Chat Completions API converted to parts of the Responses API."""
     if not isinstance(content, list):
         return content
     return [_convert_part(part, text_type) for part in cast("list[Item]", content)]
@@ -210,7 +210,7 @@ def _convert_image(image: str | Item) -> Item:
 
 
 def _is_sendable(part: object) -> bool:
-    """Return whether a part is of a kind that one of the APIs may support."""
+    """Return whether a part is of a kind that an API may support."""
     if not isinstance(part, OpaquePart):
         return True
     kind = part.content.get("type")

@@ -160,22 +160,22 @@ def read_counts(counts: JsonObject, read: str = "input", written: str = "output"
     )
 
 
-def merge_values(known: Any, value: Any) -> Any:
+def merge_values(value: Any, piece: Any) -> Any:
     """Return a member of an object after a further piece of it."""
-    if isinstance(known, str) and isinstance(value, str):
-        return known + value
-    if isinstance(known, list) and isinstance(value, list):
-        return [*cast("list[Any]", known), *cast("list[Any]", value)]
-    if isinstance(known, dict) and isinstance(value, dict):
-        members = cast("JsonObject", known)
-        pieces = cast("JsonObject", value)
+    if isinstance(value, str) and isinstance(piece, str):
+        return value + piece
+    if isinstance(value, list) and isinstance(piece, list):
+        return [*cast("list[Any]", value), *cast("list[Any]", piece)]
+    if isinstance(value, dict) and isinstance(piece, dict):
+        members = cast("JsonObject", value)
+        pieces = cast("JsonObject", piece)
         merged = {
             name: merge_values(members.get(name), pieces[name]) for name in pieces if name != "id"
         }
         return {**pieces, **members, **merged}
-    if value is None:
-        return cast("Any", known)
-    return value
+    if piece is None:
+        return cast("Any", value)
+    return piece
 
 
 def get_arguments(message: JsonObject, name: str) -> str | None:
@@ -284,7 +284,7 @@ def describe_malformed(event: str, message: object, problem: str) -> str:
 
 
 def _safe_name(name: str) -> str:
-    """Return a name if it has the form of one, because servers may put content there."""
+    """Return the name of an event or a member, if it looks like a name: servers may put content there."""
     if not name:
         return "(unnamed)"
     if _NAME_PATTERN.fullmatch(name):

@@ -99,7 +99,7 @@ class ToolCall(OutputItem, eq=False):
 
 
 def read_item(item: JsonObject, output_index: int) -> OutputItem:
-    """Return what an item says about itself; of a call also whether its ``call_id`` is usable."""
+    """Return an item as its members describe it; of a call also whether its ``call_id`` is usable."""
     kind = "message"  # some servers omit the type of a message
     if "type" in item:
         kind = get_text(item, "type")
@@ -214,21 +214,23 @@ class ItemTable:
 
     # The life cycle of an item.
 
-    def start(self, sent: OutputItem) -> None:
+    def start(self, event_item: OutputItem) -> None:
         """Start an item; a repeated start changes nothing.
 
         Args:
-            sent: What the event says about the item.
+            event_item: The item as the event describes it.
         """
-        item = self._find("start", sent)
-        if not isinstance(sent, ToolCall):
-            item = item or self._add(sent)
-            self.events.append(types.ItemStarted(sent.type, sent.item_id, item.output_index))
+        item = self._find("start", event_item)
+        if not isinstance(event_item, ToolCall):
+            item = item or self._add(event_item)
+            self.events.append(
+                types.ItemStarted(event_item.type, event_item.item_id, item.output_index)
+            )
         elif isinstance(item, ToolCall):
-            item.name = item.name or sent.name
-            self._rename(item, sent.call_id)
+            item.name = item.name or event_item.name
+            self._rename(item, event_item.call_id)
         else:
-            self._start_call(sent)
+            self._start_call(event_item)
 
     def place(self, kind: str, item_id: str, output_index: int) -> OutputItem:
         """Return the item that a part belongs to; a new one if it is not known.
@@ -238,8 +240,8 @@ class ItemTable:
             item_id: The provider's id of the item.
             output_index: The index that the server sent, or -1.
         """
-        sent = OutputItem(kind, item_id, output_index)
-        return self._find("part", sent) or self._add(sent)
+        event_item = OutputItem(kind, item_id, output_index)
+        return self._find("part", event_item) or self._add(event_item)
 
     def append_arguments(self, item_id: str, output_index: int, delta: str) -> None:
         """Add an argument delta to its call; it is emitted if the call is known already.
@@ -267,16 +269,16 @@ class ItemTable:
         if not call.completed:
             self._set_arguments(call, arguments)
 
-    def finish(self, sent: OutputItem) -> OutputItem:
+    def finish(self, event_item: OutputItem) -> OutputItem:
         """Complete an item.
 
         Args:
-            sent: What the event says about the item.
+            event_item: The item as the event describes it.
 
         Returns:
             The item.
         """
-        item = self._finish(sent, self._find("end", sent))
+        item = self._finish(event_item, self._find("end", event_item))
         if not isinstance(item, ToolCall):
             item.completed = True
         return item
@@ -314,20 +316,20 @@ class ItemTable:
             self.events.append(types.AnomalyNoted("unresolved_call", name))
             self.failed += 1
 
-    def _finish(self, sent: OutputItem, item: OutputItem | None) -> OutputItem:
+    def _finish(self, event_item: OutputItem, item: OutputItem | None) -> OutputItem:
         """Complete an item, if it is a call, and add it if it is not known."""
-        if not isinstance(sent, ToolCall):
-            return item or self._add(sent)
+        if not isinstance(event_item, ToolCall):
+            return item or self._add(event_item)
         if isinstance(item, ToolCall):
             call = item
-            self._rename(call, sent.call_id)
+            self._rename(call, event_item.call_id)
         else:
-            call = self._start_call(sent)
+            call = self._start_call(event_item)
         if not call.completed:
-            call.name = sent.name or call.name
-            call.item_id = sent.item_id or call.item_id
-            call.cut = call.cut or sent.cut
-            self._set_arguments(call, sent.final_arguments)
+            call.name = event_item.name or call.name
+            call.item_id = event_item.item_id or call.item_id
+            call.cut = call.cut or event_item.cut
+            self._set_arguments(call, event_item.final_arguments)
             self._complete(call)
         return call
 
@@ -349,48 +351,50 @@ class ItemTable:
     # - An event without an index prefers the items for which the server sent no id: if it had an id of one of the
     #   others, it would have been found by this id.
 
-    def _find(self, role: Role, sent: OutputItem) -> OutputItem | None:
+    def _find(self, role: Role, event_item: OutputItem) -> OutputItem | None:
         """Return the item that an event belongs to, or None."""
-        family = _family(sent)
+        family = _family(event_item)
         at_index = [
             item
-            for item in self._by_sent_index.get(sent.output_index, ())
+            for item in self._by_sent_index.get(event_item.output_index, ())
             if _family(item) == family
         ]
-        item = self._find_by_item_id(role, sent, at_index)
+        item = self._find_by_item_id(role, event_item, at_index)
         if item is None and family == _CALL:
-            item = self._find_by_call_id(sent, at_index)
+            item = self._find_by_call_id(event_item, at_index)
         if item is None:
-            item = self._find_open(role, sent, at_index)
+            item = self._find_open(role, event_item, at_index)
         if item is not None:
-            self._add_name(item, sent.item_id)
+            self._add_name(item, event_item.item_id)
         return item
 
     def _find_by_item_id(
-        self, role: Role, sent: OutputItem, at_index: list[OutputItem]
+        self, role: Role, event_item: OutputItem, at_index: list[OutputItem]
     ) -> OutputItem | None:
-        item = self._by_id.get((_family(sent), sent.item_id))
-        if item is None or sent.output_index < 0 or item in at_index:
+        item = self._by_id.get((_family(event_item), event_item.item_id))
+        if item is None or event_item.output_index < 0 or item in at_index:
             return item
         for other in at_index:
-            if other.item_id == sent.item_id:
+            if other.item_id == event_item.item_id:
                 return other
-        return item if _may_move(item, role, sent.call_id) else None
+        return item if _may_move(item, role, event_item.call_id) else None
 
-    def _find_by_call_id(self, sent: OutputItem, at_index: list[OutputItem]) -> OutputItem | None:
-        call = self.calls.get(sent.call_id or sent.item_id)
+    def _find_by_call_id(
+        self, event_item: OutputItem, at_index: list[OutputItem]
+    ) -> OutputItem | None:
+        call = self.calls.get(event_item.call_id or event_item.item_id)
         if call is None:
-            call = self._by_id.get((_CALL, sent.call_id))
-        if sent.output_index >= 0 and call not in at_index:
+            call = self._by_id.get((_CALL, event_item.call_id))
+        if event_item.output_index >= 0 and call not in at_index:
             return None
         return call
 
     def _find_open(
-        self, role: Role, sent: OutputItem, at_index: list[OutputItem]
+        self, role: Role, event_item: OutputItem, at_index: list[OutputItem]
     ) -> OutputItem | None:
         """Return the only open item of this type, at the index of the event if it has one."""
-        family = _family(sent)
-        has_index = sent.output_index >= 0
+        family = _family(event_item)
+        has_index = event_item.output_index >= 0
         if has_index:
             candidates = at_index
         elif role == "start":
@@ -404,7 +408,7 @@ class ItemTable:
         elif not has_index:
             open_items = [item for item in open_items if not _has_name(item)] or open_items
         elif role == "start":  # another id is another item
-            open_items = [item for item in open_items if not (item.item_id and sent.item_id)]
+            open_items = [item for item in open_items if not (item.item_id and event_item.item_id)]
         return open_items[0] if len(open_items) == 1 else None
 
     def _find_owner(self, item_id: str, output_index: int) -> ToolCall:
@@ -465,8 +469,8 @@ class ItemTable:
 
     # Start a call and assign its id.
 
-    def _start_call(self, sent: ToolCall) -> ToolCall:
-        call = replace(sent, final_arguments=None, cut=False)
+    def _start_call(self, event_item: ToolCall) -> ToolCall:
+        call = replace(event_item, final_arguments=None, cut=False)
         self._assign_id(call)
         self.calls[call.call_id] = call
         self._add(call)
@@ -481,7 +485,7 @@ class ItemTable:
                 call.fallback,
             )
         )
-        early = self._take_pending(sent)
+        early = self._take_pending(event_item)
         if early is not None:
             self._add_name(call, early.item_id)
             call.pieces = early.pieces
@@ -490,13 +494,13 @@ class ItemTable:
             self.events.append(ToolArgumentsDelta(call.call_id, "".join(call.pieces)))
         return call
 
-    def _take_pending(self, sent: ToolCall) -> ToolCall | None:
+    def _take_pending(self, event_item: ToolCall) -> ToolCall | None:
         """Return and remove the arguments that wait for a call: by its item id or, if one has none, by its index."""
         for place, early in self._pending.items():
-            if early.item_id and sent.item_id:
-                is_same = early.item_id == sent.item_id
+            if early.item_id and event_item.item_id:
+                is_same = early.item_id == event_item.item_id
             else:
-                is_same = early.output_index == sent.output_index != -1
+                is_same = early.output_index == event_item.output_index != -1
             if is_same:
                 del self._pending[place]
                 return early
@@ -538,7 +542,7 @@ class ItemTable:
             return
         old = call.call_id
         call.call_id = new
-        self.calls = {known.call_id: known for known in self.calls.values()}
+        self.calls = {stored_call.call_id: stored_call for stored_call in self.calls.values()}
         level = logging.WARNING
         if call.fallback:
             level = logging.INFO

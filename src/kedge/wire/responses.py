@@ -103,7 +103,7 @@ class ResponsesDecoder(StreamDecoder):
             self._read_event(kind, message)
 
     def _is_duplicate(self, kind: str, message: JsonObject) -> bool:
-        """Return whether an event was received before, by its sequence number; report one out of order."""
+        """Return whether an event was received before, by its sequence number; report an event out of order."""
         if self._sequence is None:
             self._sequence = SequenceChecker()
         sequence = self._sequence
@@ -300,21 +300,21 @@ class ResponsesDecoder(StreamDecoder):
         self._end((status, reason, ""), {**facts, "usage": usage})
 
     def _read_output(self, listed: list[Any]) -> JsonObject:
-        """Return the items that a finished response lists; calls in the list complete the open ones."""
+        """Return the items that a finished response lists; its calls complete the calls of the stream."""
         items = fields.list_objects(listed)
         if len(items) < len(listed):
             detail = "the finished response lists something that is not an item"
             self._events.append(types.AnomalyNoted("malformed", detail))
         output: list[JsonObject] = []
         indexes: list[int] = []
-        for listed_item, known in zip(items, self.calls.reconcile(items), strict=True):
+        for listed_item, streamed_item in zip(items, self.calls.reconcile(items), strict=True):
             item = listed_item
-            if isinstance(known, ToolCall):
-                item = known.complete_item(listed_item)
+            if isinstance(streamed_item, ToolCall):
+                item = streamed_item.complete_item(listed_item)
                 if item is not listed_item and _contradicts_call(listed_item, item):
-                    detail = f"call {known.call_id!r} differs in the finished response"
+                    detail = f"call {streamed_item.call_id!r} differs in the finished response"
                     self._events.append(types.AnomalyNoted("contradiction", detail))
-            indexes.append(known.output_index)
+            indexes.append(streamed_item.output_index)
             output.append(item)
         return {"output": tuple(map(wrap, output)), "indexes": tuple(indexes)}
 

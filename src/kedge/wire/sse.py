@@ -114,7 +114,8 @@ class SSEDecoder:
         messages: list[SSEMessage] = []
         for line in lines:
             if not line:
-                if data := "\n".join(self._data):
+                data = "\n".join(self._data)
+                if data:
                     messages.append(SSEMessage(self._event, data))
                 self._event = ""
                 self._message_size = 0
@@ -158,12 +159,12 @@ class SequenceChecker:
         """Classify an event by its number; ``fingerprint`` identifies its content."""
         last = self.last
         slot = number % WINDOW_SIZE
-        known = self._numbers[slot]
-        if known == number and self._fingerprints[slot] != fingerprint:
+        slot_number = self._numbers[slot]
+        if slot_number == number and self._fingerprints[slot] != fingerprint:
             self.reliable = False
         if not self.reliable:
             return "fresh"
-        if known >= number:
+        if slot_number >= number:
             return "duplicate"
         self._numbers[slot] = number
         self._fingerprints[slot] = fingerprint

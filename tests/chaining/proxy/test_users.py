@@ -19,7 +19,8 @@ from websockets.exceptions import InvalidStatus
 from chaining.proxy.running import open_asgi, open_store, serve_proxy
 from chaining.proxy.test_app import input_sizes, send
 from for_each import for_each
-from kedge.chaining.proxy.access import UsageReader, create_policy, estimate_tokens
+from kedge.chaining.proxy.access import create_policy
+from kedge.chaining.proxy.token_counts import UsageReader, estimate_tokens
 from kedge.errors import StoreBusy
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS
 from kedge.server.models import PracticeModel

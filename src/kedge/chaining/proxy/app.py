@@ -6,9 +6,8 @@ passed on and never stored.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import lru_cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -23,10 +22,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
-from websockets.http11 import Response as HandshakeResponse
+from starlette.websockets import WebSocket
+from websockets.exceptions import InvalidStatus, WebSocketException
 
 from kedge._internal.argument_types import checked
 from kedge._internal.large_json import LARGE_BYTES
@@ -38,16 +35,15 @@ from kedge.chaining.program_request import ProgramRequest
 from kedge.chaining.proxy.access import (
     PLAN_KEY,
     TOKEN_HEADER,
-    Estimate,
     ProxyFrontEnd,
-    SocketMeter,
-    UsageReader,
     build_error,
     build_rejection,
     create_policy,
-    estimate_tokens,
     is_limited,
 )
+from kedge.chaining.proxy.headers import filter_headers
+from kedge.chaining.proxy.sockets import HANDSHAKE, Connect, SocketRelay, list_handshake_headers
+from kedge.chaining.proxy.token_counts import Estimate, UsageReader, estimate_tokens
 from kedge.chaining.rewrite import MAX_BODY_BYTES
 from kedge.engines.transport import KEEP_ALIVE
 from kedge.errors import InvalidSetting, StoreError, StoreReplaced
@@ -55,7 +51,6 @@ from kedge.evidence.server_evidence import Trust
 from kedge.observe import get_logger
 from kedge.planning.plan import send_label
 from kedge.server.access import CALLER_KEY, AccessPolicy, Rejection
-from kedge.server.errors import encode_error_event
 from kedge.server.request_log import EscapedJSONResponse, RequestMiddleware, healthz, metrics
 from kedge.server.settings import Limits
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
@@ -67,19 +62,8 @@ from kedge.store.proxied_requests import RequestRecorder
 log = get_logger("kedge.chaining.proxy")
 
 PLAN_HEADER = b"x-kedge-plan"
-HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
-    b"transfer-encoding upgrade".split()
-)
-"""Headers that belong to one connection and are not forwarded."""
 REQUEST_ONLY = frozenset({b"host", TOKEN_HEADER.encode()})
 """Headers of a request that are meant for the proxy and not forwarded."""
-HANDSHAKE = frozenset({b"host", b"origin", b"content-length", TOKEN_HEADER.encode()})
-"""Headers of a WebSocket's handshake that are not forwarded, besides those of the protocol itself."""
-HANDSHAKE_ANSWER = frozenset({b"content-length", b"location"})
-"""Headers of the upstream's handshake response that are not forwarded: a redirect would bypass the proxy."""
-LOCAL_CLOSE_CODES = {1005: 1000, 1006: 1011, 1015: 1011}
-"""Close codes that are never sent, because they describe a missing code, and those that are sent instead."""
 CLIENT_GONE = 499
 """The status that is logged for a client that disconnected before there was a response."""
 MAX_STATUS = 599
@@ -249,7 +233,7 @@ class _Proxy:
         self, headers: Iterable[tuple[bytes, bytes]], names: Collection[bytes]
     ) -> list[tuple[bytes, bytes]]:
         """Return the headers for the upstream: those of the client, with the credentials of the upstream."""
-        kept = _filter_headers(headers, self._replaced.union(names))
+        kept = filter_headers(headers, self._replaced.union(names))
         if self._replaced:
             kept += self._login
         return kept
@@ -349,7 +333,7 @@ class _Proxy:
         dropped: set[bytes] = set()
         if incoming.is_stream_consumed:  # an error whose body was examined is passed on decoded
             dropped = {b"content-encoding", b"content-length"}
-        headers = _filter_headers(incoming.headers.raw, dropped)
+        headers = filter_headers(incoming.headers.raw, dropped)
         if incoming.is_redirect:
             headers = self._localize_redirect(str(incoming.request.url), headers)
         if program_request is not None and program_request.pending is None:
@@ -439,7 +423,7 @@ class _Proxy:
             await socket.send_denial_response(_report_invalid_url(error))
             return
         try:
-            upstream = await _Connect(
+            upstream = await Connect(
                 url.replace("http", "ws", 1),
                 additional_headers=headers,
                 user_agent_header=None,
@@ -450,7 +434,7 @@ class _Proxy:
             )
         except InvalidStatus as error:
             rejection = Response(bytes(error.response.body or b""), error.response.status_code)
-            rejection.raw_headers += _list_headers(error.response)
+            rejection.raw_headers += list_handshake_headers(error.response)
             await socket.send_denial_response(rejection)
             return
         except (OSError, WebSocketException) as error:
@@ -459,61 +443,9 @@ class _Proxy:
         async with upstream:
             accept_headers: list[tuple[bytes, bytes]] = []
             if upstream.response:
-                accept_headers = _list_headers(upstream.response)
+                accept_headers = list_handshake_headers(upstream.response)
             await socket.accept(upstream.subprotocol, accept_headers)
-            await self._relay(socket, upstream)
-
-    async def _relay(self, socket: WebSocket, upstream: ClientConnection) -> None:
-        """Pass messages on in both directions until either side closes its connection."""
-        meter = SocketMeter(self._policy, socket.scope.get(CALLER_KEY))
-        code = 1000
-        reason = ""
-
-        async def send_up() -> None:
-            nonlocal code, reason
-            time_slice = TimeSlice()  # a client may have sent many messages
-            try:
-                while True:
-                    await time_slice.share()
-                    message = await socket.receive()
-                    if message["type"] == "websocket.disconnect":
-                        code = LOCAL_CLOSE_CODES.get(message["code"], message["code"])
-                        reason = message.get("reason") or ""
-                        break
-                    data = message.get("text")
-                    if data is None:
-                        data = message["bytes"]
-                    rejection = await meter.check(data)
-                    if rejection is not None:
-                        await socket.send_text(_format_socket_error(rejection, socket.scope))
-                        continue
-                    await upstream.send(data)
-            except ConnectionClosed:  # the loop below passes on the close code
-                return
-            except WebSocketDisconnect:
-                pass
-            group.cancel_scope.cancel()
-
-        time_slice = TimeSlice()  # the upstream may always have sent more
-        async with create_task_group() as group:
-            group.start_soon(send_up)
-            with suppress(WebSocketDisconnect):
-                with suppress(ConnectionClosed):
-                    async for data in upstream:
-                        await time_slice.share()
-                        await meter.count(data)
-                        if isinstance(data, str):
-                            await socket.send_text(data)
-                        else:
-                            await socket.send_bytes(data)
-                if not group.cancel_scope.cancel_called:
-                    received = upstream.close_code or 1006
-                    await socket.close(
-                        LOCAL_CLOSE_CODES.get(received, received), upstream.close_reason
-                    )
-            group.cancel_scope.cancel()
-        await meter.close()
-        await upstream.close(code, reason)
+            await SocketRelay(socket, upstream, self._policy).run()
 
 
 def _describe(error: Exception) -> str:
@@ -574,14 +506,6 @@ def _build_request(
 ) -> httpx2.Request:
     """Build a request for the client of `_create_client`, which has no defaults to merge into it."""
     return httpx2.Request(method, url, extensions={**extensions, "timeout": TIMEOUTS}, **options)
-
-
-class _Connect(connect):
-    """A connection that does not follow redirects, so that it is to the upstream only."""
-
-    def process_redirect(self, exc: Exception) -> Exception:
-        """Return the error of a redirect, which is raised."""
-        return exc
 
 
 class _PassedOn(StreamingResponse):
@@ -711,27 +635,6 @@ async def _stream_body(
     body_read.set()
 
 
-def _filter_headers(
-    headers: Iterable[tuple[bytes, bytes]], names: Collection[bytes]
-) -> list[tuple[bytes, bytes]]:
-    """Return the headers to pass on: all except these names and those that belong to one connection."""
-    lowered = [(key.lower(), value) for key, value in headers]
-    dropped = HOP_BY_HOP.union(names)
-    for key, value in lowered:
-        if key == b"connection":
-            dropped |= {name.strip().lower() for name in value.split(b",")}
-    kept = (pair for pair in lowered if pair[0] not in dropped)
-    return [pair for pair in kept if not pair[0].startswith(b"sec-websocket-")]
-
-
-def _list_headers(response: HandshakeResponse) -> list[tuple[bytes, bytes]]:
-    """Return the headers of the upstream's handshake response that are passed on."""
-    headers = (
-        (key.encode(), value.encode("latin-1")) for key, value in response.headers.raw_items()
-    )
-    return _filter_headers(headers, HANDSHAKE_ANSWER)
-
-
 def _format_plan(program_request: ProgramRequest) -> str:
     reason = program_request.healed or program_request.reason
     is_refused = program_request.observer is not None and program_request.observer.is_refused
@@ -740,10 +643,3 @@ def _format_plan(program_request: ProgramRequest) -> str:
     if reason:
         parts.append(f"reason={reason}")
     return "; ".join(parts)
-
-
-def _format_socket_error(rejection: Rejection, scope: Scope) -> str:
-    """Return a rejection as a WebSocket message, in the form of OpenAI's API."""
-    error = json.loads(bytes(build_rejection(rejection, scope).body))["error"]
-    fields = {**error, "headers": dict(rejection.headers)}
-    return encode_error_event(fields, status=rejection.status).decode()
