@@ -130,7 +130,11 @@ async def _measure_pages(url: str, name: str) -> list[Row]:
         view = await service.load_view(name)
         drawn = cpu_seconds(
             lambda: render(
-                "conversation.html", here="conversations", has_session=False, view=view, recent=()
+                "conversation.html",
+                section="conversations",
+                has_session=False,
+                view=view,
+                recent=(),
             ),
             repeat=3,
         )

@@ -80,7 +80,7 @@ async def _render_error(request: Request, error: Exception) -> Response:
             title = _ERROR_TITLES.get(status, "Request failed")
             text = f"{capitalize(message)}."
     return await render_page(
-        request, "error.html", here="", status=status, title=title, message=text
+        request, "error.html", section="", status=status, title=title, message=text
     )
 
 

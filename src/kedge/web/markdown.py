@@ -29,7 +29,7 @@ Env = MutableMapping[str, Any]
 MAX_LENGTH = 100_000
 """Longer texts are shown as plain text."""
 MAX_PAGE_WORK = 1_000_000
-"""The work for all texts of a page; those beyond it are shown as plain text."""
+"""The work for all texts of a page; further texts are shown as plain text."""
 MAX_NESTING = 20
 """Texts with deeper nested blocks are shown as plain text."""
 MAX_CACHED_CHARS = 8_000_000

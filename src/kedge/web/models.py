@@ -79,7 +79,7 @@ class ModelSelector:
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """The engine of the server of this process, and those that were connected here."""
+        """The engine of the server of this process, and the engines that were connected here."""
         return (self.engine, *self._engines.values())
 
     def engine_for(self, name: str = "") -> Engine:
@@ -120,20 +120,23 @@ class ModelSelector:
             The name of a model of the server, or a model string; the default model if none is recorded.
         """
         recorded = find_recorded_model(row, response).removeprefix("kedge:")
-        if found := _ADDRESS.fullmatch(recorded):
-            # The practice model is the same everywhere, and the Chat Completions API stores nothing.
-            is_practice = found["model"] == "practice" and found["provider"] == "chat"
-            if self._is_own(found["host"]) or (is_practice and _LOCAL_HOST.match(found["host"])):
-                return found["model"]
-        return recorded or self.names[0]
+        if not recorded:
+            return self.names[0]
+        address = _ADDRESS.fullmatch(recorded)
+        if address is None:
+            return recorded
+        host = address["host"]
+        model = address["model"]
+        # The practice model is the same everywhere, and the Chat Completions API stores nothing.
+        is_practice = model == "practice" and address["provider"] == "chat"
+        if self._is_own(host) or (is_practice and _LOCAL_HOST.match(host)):
+            return model
+        return recorded
 
     def _is_own(self, address: str) -> bool:
         """Return whether an address without a scheme is one of this server's names."""
-        own, other = (
-            _LOCAL_HOST.sub("localhost", each.partition("/")[0])
-            for each in (self._base_url.partition("//")[2], address)
-        )
-        return bool(own) and own == other
+        own_host = _normalize_host(self._base_url.partition("//")[2])
+        return bool(own_host) and own_host == _normalize_host(address)
 
     def select(
         self, row: ConversationRow, response: RequestRecord | None, requested: str = ""
@@ -174,3 +177,8 @@ class ModelSelector:
         """Close the engines that were connected here."""
         for engine in self.engines[1:]:
             await engine.aclose()
+
+
+def _normalize_host(address: str) -> str:
+    """Return the host of an address without a scheme, with one name for all names of this machine."""
+    return _LOCAL_HOST.sub("localhost", address.partition("/")[0])

@@ -105,7 +105,7 @@ class Operation:
     status: int = 200
     media_type: str = "application/json"
     errors: tuple[int, ...] = ()
-    """Statuses of errors, in addition to those that follow from the parameters."""
+    """Statuses of errors, in addition to the statuses that follow from the parameters."""
     max_bytes: int = MAX_BODY_BYTES
     is_large: bool = False
     """Whether the answer may have megabytes; it is encoded in a thread."""

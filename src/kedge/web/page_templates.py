@@ -85,10 +85,10 @@ def render(template: str, **values: Any) -> str:
 
 
 async def render_page(
-    request: Request, template: str, *, here: str, status: int = 200, **values: Any
+    request: Request, template: str, *, section: str, status: int = 200, **values: Any
 ) -> HTMLResponse:
-    """Render a page in a thread, because that may take long; ``here`` is its entry in the navigation."""
-    values |= {"here": here, "has_session": bool(request.scope.get(SESSION_KEY))}
+    """Render a page in a thread, because that may take long; ``section`` is its entry in the navigation."""
+    values |= {"section": section, "has_session": bool(request.scope.get(SESSION_KEY))}
     return HTMLResponse(await to_thread.run_sync(partial(render, template, **values)), status)
 
 

@@ -48,7 +48,7 @@ async def conversations(request: Request) -> Response:
     return await render_page(
         request,
         "conversations.html",
-        here="conversations",
+        section="conversations",
         query=query,
         rows=[(row, service.status(row)) for row in rows],
         total=total,
@@ -80,7 +80,7 @@ async def conversation(request: Request) -> Response:
     )
     recent, _, _ = await service.find(ListQuery.model_validate({"limit": MAX_RECENT}))
     return await render_page(
-        request, "conversation.html", here="conversations", view=view, recent=recent
+        request, "conversation.html", section="conversations", view=view, recent=recent
     )
 
 
@@ -95,7 +95,7 @@ async def compare(request: Request) -> Response:
     view = await get_service(request).compare(
         request.path_params["id"], query.get("left", ""), query.get("right", "")
     )
-    return await render_page(request, "compare.html", here="conversations", view=view)
+    return await render_page(request, "compare.html", section="conversations", view=view)
 
 
 async def plan(request: Request) -> Response:
@@ -106,7 +106,7 @@ async def plan(request: Request) -> Response:
     if "part" in request.query_params:
         return HTMLResponse(render("plan.html", card=card))
     return await render_page(
-        request, "plan_page.html", here="conversations", card=card, id=name, node=node
+        request, "plan_page.html", section="conversations", card=card, id=name, node=node
     )
 
 
@@ -114,7 +114,7 @@ async def show_dashboard(request: Request) -> Response:
     """Render the dashboard."""
     view = await dashboard.build_dashboard(get_service(request), _read_range(request))
     return await render_page(
-        request, "dashboard.html", here="dashboard", view=view, ranges=dashboard.RANGES
+        request, "dashboard.html", section="dashboard", view=view, ranges=dashboard.RANGES
     )
 
 
@@ -140,7 +140,7 @@ async def workflows(request: Request) -> Response:
     service = get_service(request)
     rows = await list_known_workflows(service)
     return await render_page(
-        request, "workflows.html", here="workflows", rows=rows, models=service.models.names
+        request, "workflows.html", section="workflows", rows=rows, models=service.models.names
     )
 
 
@@ -155,7 +155,7 @@ async def workflow(request: Request) -> Response:
     return await render_page(
         request,
         "workflow.html",
-        here="workflows",
+        section="workflows",
         workflow=loaded,
         sides=columns,
         running=bool(service.runs.list(name)),
@@ -178,7 +178,7 @@ async def list_requests(request: Request) -> Response:
     return await render_page(
         request,
         "requests.html",
-        here="requests",
+        section="requests",
         base_url=request.app.state.base_url,
         rows=rows,
         read_message=read_message,
@@ -193,7 +193,7 @@ async def show_request(request: Request) -> Response:
     return await render_page(
         request,
         "request.html",
-        here="requests",
+        section="requests",
         row=row,
         reason=PASS_THROUGH_REASONS.get(row.reason, row.reason),
         before=before[-MAX_CHAIN:],
@@ -204,7 +204,7 @@ async def show_request(request: Request) -> Response:
 
 async def login(request: Request) -> Response:
     """Render the login form."""
-    return await render_page(request, "login.html", here="login", problem="")
+    return await render_page(request, "login.html", section="login", problem="")
 
 
 async def submit_login(request: Request) -> Response:
@@ -216,7 +216,9 @@ async def submit_login(request: Request) -> Response:
     wait = throttle.begin(address)
     if wait:
         problem = f"Too many failed attempts. Try again in {wait} seconds."
-        answer = await render_page(request, "login.html", here="login", status=429, problem=problem)
+        answer = await render_page(
+            request, "login.html", section="login", status=429, problem=problem
+        )
         answer.headers["retry-after"] = str(wait)
         return answer
     try:
@@ -226,7 +228,7 @@ async def submit_login(request: Request) -> Response:
         raise
     if session is None:
         return await render_page(
-            request, "login.html", here="login", status=403, problem="Wrong token."
+            request, "login.html", section="login", status=403, problem="Wrong token."
         )
     throttle.forget(address)
     response = RedirectResponse("/", 303)

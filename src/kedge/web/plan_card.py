@@ -29,7 +29,7 @@ class BlockMark:
     sent: bool = False
     folded: int = 0
     omitted: bool = False
-    """Whether it was not sent although the server does not have it: reasoning and compactions."""
+    """Whether the block was not sent although the server does not have it: reasoning and compactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PlanCard:
 
 
 def describe_request_size(row: RequestRecord) -> str:
-    """Return one sentence about the messages that were sent and those that the server already had."""
+    """Return one sentence about the messages that were sent, and the messages that the server already had."""
     if row.is_refused:
         return f"The server refused a request with {pluralize(row.sent_blocks, 'message')}."
     if not row.anchor:

@@ -74,10 +74,10 @@ def _read_position(body: schemas.NewRun) -> str:
 async def _find_position_before(
     service: ConversationService, opened: OpenConversation, body: schemas.NewRun, at: str
 ) -> str:
-    """Return the position at which a message was sent before with the same key, if it has been answered since.
+    """Return the position that the first request with the same key continued from, if it was answered; else empty.
 
-    The head has moved to the answer, so that the request is compared with the first one as it was then. Empty if
-    the message has no answer, or if its request means the same as before.
+    The answer has moved the head, so "after the head" and "this block of the path" mean something else now. A request
+    that names its position, or has the current head, means the same as before, and needs no position.
     """
     row = opened.conversation.row
     is_moved = body.head is not None and body.head != row.head
@@ -97,11 +97,14 @@ async def _find_position_before(
 async def _find_edited(
     service: ConversationService, opened: OpenConversation, question: int, block_id: str
 ) -> str:
-    """Return the node with the block that an edited question has replaced; empty if there is none."""
+    """Return the node with the block that an edited question has replaced; empty if there is none.
+
+    The block was added by the parent of the question, or by a sibling of the question that is older.
+    """
     parents = {node.id: node.parent for node in opened.tree.nodes}
     parent = parents.get(question)
-    for node, above in parents.items():
-        if node < question and parent in (node, above):
+    for node, parent_of_node in parents.items():
+        if node < question and parent in (node, parent_of_node):
             loaded = await service.store.load(opened.conversation.row, node)
             if any(block.id == block_id for block in loaded.blocks):
                 return str(node)

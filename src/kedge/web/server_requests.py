@@ -140,7 +140,7 @@ async def flush_requests(request: HTTPConnection) -> None:
 async def load_request(
     request: HTTPConnection, store: Store
 ) -> tuple[ProxiedRequest, list[ProxiedRequest], list[ProxiedRequest]]:
-    """Return the request whose number is in a path, those that it continues, and those that continue it."""
+    """Return the request whose number is in a path, the requests before it in its chain, and the requests after it."""
     await flush_requests(request)
     row = await store.get_proxied(request.path_params["number"])
     before, after = find_chain(await store.list_proxied(limit=MAX_PROXIED), row)
@@ -150,7 +150,7 @@ async def load_request(
 def find_chain(
     rows: Sequence[ProxiedRequest], row: ProxiedRequest
 ) -> tuple[list[ProxiedRequest], list[ProxiedRequest]]:
-    """Return the requests that a request continues, oldest first, and those that continue it."""
+    """Return the requests before a request in its chain, oldest first, and the requests that continue it."""
     by_response = {other.response_id: other for other in rows if other.response_id}
     before: list[ProxiedRequest] = []
     visited = {row.id}

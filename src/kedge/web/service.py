@@ -85,7 +85,7 @@ class ConversationService:
     async def find(
         self, query: ListQuery
     ) -> tuple[list[summaries.ConversationSummary], int, dict[str, list[Hit]]]:
-        """Return a page of conversations, without those that are about to be deleted.
+        """Return a page of conversations, without conversations that are about to be deleted.
 
         Returns:
             The conversations, their total number, and the hits of a search by id.
@@ -204,12 +204,12 @@ class ConversationService:
             "object_id": loaded.state.conversation_id,
             "pending": rest,
             "unanswered": unanswered,
-            "times": {each.id: each.created_at for each in tree.nodes},
+            "times": {stored.id: stored.created_at for stored in tree.nodes},
             "sums": response_tree.sums,
             "omitted": omitted,
             "run": run,
             "other_run": other_run,
-            "runs": [each.id for each in runs],
+            "runs": [active.id for active in runs],
         }
 
     async def _read_tree(self, name: str) -> tuple[ConversationRow, trees.StoredTree]:

@@ -409,7 +409,7 @@ def shape_plan(plan: "RequestPlan") -> PlanShape:
     """Return the form of a plan."""
     sent_bytes, full_bytes = plan.sizes
     rejected = [
-        RejectedShape.of(each, words=describe_rejection(each, plan)) for each in plan.rejected
+        RejectedShape.of(anchor, words=describe_rejection(anchor, plan)) for anchor in plan.rejected
     ]
     return PlanShape.of(
         plan,

@@ -56,11 +56,11 @@ class Chart:
         return " ".join(self._describe_series(name, values) for name, values in self.series.items())
 
     def _describe_series(self, name: str, values: Sequence[float | None]) -> str:
-        known = [value for value in values if value is not None]
-        if not known:
+        measured = [value for value in values if value is not None]
+        if not measured:
             return f"{name}: no values."
-        newest = self.format_value(known[-1])
-        highest = self.format_value(max(known))
+        newest = self.format_value(measured[-1])
+        highest = self.format_value(max(measured))
         return f"{name}: {newest} at the end, {highest} at most."
 
     def iter_bars(self) -> Iterator[tuple[str, list[Bar]]]:

@@ -66,7 +66,7 @@ def test_mode_is_changed(empty_page: PageServer, open_tab: OpenTab) -> None:
         assert empty_page.get(f"/api/conversations/{name}")["mode"] == (mode or None)
         send(tab, "What is my name?")
         expect(tab.locator("[data-exchange]")).to_have_count(exchanges)  # the answer is stored
-    nodes = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]
+    nodes = empty_page.get(f"/api/conversations/{name}/tree")["nodes"]
     modes = [node["response"]["mode"] for node in nodes]
     assert modes == ["chained", "stateless", "chained"]
 

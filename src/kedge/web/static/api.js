@@ -2,6 +2,9 @@
 
 export class Unreachable extends Error {}
 
+export const conversationApi = (id) => `/api/conversations/${encodeURIComponent(id)}`;
+export const conversationPage = (id) => `/conversations/${encodeURIComponent(id)}`;
+
 export async function call(method, path, body) {
   const answer = await request(method, path, body);
   return answer.status === 204 ? null : answer.json();

@@ -13,7 +13,7 @@ export async function attachFiles(files) {
   const accepted = document.querySelector("[data-attach]")?.accept.split(",") ?? [];
   const problems = [];
   for (const file of files) {
-    const total = attached.reduce((sum, each) => sum + each.size, file.size);
+    const total = attached.reduce((sum, attachment) => sum + attachment.size, file.size);
     const type = accepted.includes(file.type) ? file.type : TYPES[file.name.split(".").pop().toLowerCase()];
     if (!accepted.includes(type)) problems.push(`${file.name}: files of this type cannot be attached.`);
     else if (file.size > MAX_BYTES || total > MAX_TOTAL) problems.push(`${file.name} is too large: 5 MB for each file, 10 MB in total.`);
@@ -42,8 +42,8 @@ export function takeAttachments() {
   return taken;
 }
 
-export function restoreAttachments(given) {
-  const restored = given.map((each) => ({ ...each, size: Math.floor((each.data.length * 3) / 4) }));
+export function restoreAttachments(taken) {
+  const restored = taken.map((attachment) => ({ ...attachment, size: Math.floor((attachment.data.length * 3) / 4) }));
   attached = [...restored, ...attached];
   showAttachments();
 }
@@ -52,20 +52,20 @@ export function showAttachments() {
   const list = document.querySelector("[data-attached]");
   if (!list) return;
   list.hidden = !attached.length;
-  list.replaceChildren(...attached.map(item));
+  list.replaceChildren(...attached.map(buildItem));
 }
 
-function item(each) {
+function buildItem(attachment) {
   const row = document.createElement("li");
   const name = document.createElement("span");
-  name.textContent = each.filename;
+  name.textContent = attachment.filename;
   const remove = document.createElement("button");
   remove.type = "button";
   remove.className = "quiet";
   remove.textContent = "Remove";
-  remove.setAttribute("aria-label", `Remove ${each.filename}`);
+  remove.setAttribute("aria-label", `Remove ${attachment.filename}`);
   remove.addEventListener("click", () => {
-    attached = attached.filter((other) => other !== each);
+    attached = attached.filter((other) => other !== attachment);
     showAttachments();
   });
   row.append(name, remove);

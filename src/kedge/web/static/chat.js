@@ -3,16 +3,16 @@
 import { hasAttachments, restoreAttachments, showAttachments, takeAttachments } from "./attachments.js";
 import { completeCode } from "./code.js";
 import { events } from "./sse.js";
-import { call, request, toast, Unreachable } from "./api.js";
+import { call, conversationApi, conversationPage, request, toast, Unreachable } from "./api.js";
 
 let followed = null; // the run that this page follows; its id is empty until the server has started it
 let shown = location.pathname + location.search; // the state that is shown
 let visits = 0; // the number of states that were loaded
-let lost = () => {}; // reports that the connection is lost
+let reportLost = () => {}; // reports that the connection is lost
 
 export const isRunning = () => followed !== null;
 export const onLost = (report) => {
-  lost = report;
+  reportLost = report;
 };
 
 export function resize(area) {
@@ -56,11 +56,11 @@ function addSettings(body) {
   body.head = Number(grid.dataset.headNode);
   const models = document.querySelector("#model");
   if (models && models.selectedIndex > 0) body.model = models.value;
-  const given = readSettings();
-  if (!given) return;
-  if (given.system !== given.initial) body.system = given.system;
-  if (given.effort) body.effort = given.effort;
-  if (given.temperature !== "") body.temperature = Number(given.temperature);
+  const settings = readSettings();
+  if (!settings) return;
+  if (settings.system !== settings.initial) body.system = settings.system;
+  if (settings.effort) body.effort = settings.effort;
+  if (settings.temperature !== "") body.temperature = Number(settings.temperature);
 }
 
 function readSettings() {
@@ -75,26 +75,26 @@ function readSettings() {
   };
 }
 
-function restoreSettings(given) {
+function restoreSettings(settings) {
   const form = document.querySelector("[data-settings]");
-  if (!form || !given) return;
-  form.querySelector("[name=effort]").value = given.effort;
-  form.querySelector("[name=temperature]").value = given.temperature;
-  if (given.system !== given.initial) form.querySelector("[name=system]").value = given.system;
+  if (!form || !settings) return;
+  form.querySelector("[name=effort]").value = settings.effort;
+  form.querySelector("[name=temperature]").value = settings.temperature;
+  if (settings.system !== settings.initial) form.querySelector("[name=system]").value = settings.system;
 }
 
 export function moveTo(button) {
   const grid = document.querySelector("[data-conversation]");
-  const to = `/conversations/${encodeURIComponent(grid.dataset.conversation)}?at=${button.dataset.node}`;
-  visit(to).then(() => document.querySelector("[data-say]")?.focus(), reportError);
+  const url = `${conversationPage(grid.dataset.conversation)}?at=${button.dataset.node}`;
+  visit(url).then(() => document.querySelector("[data-say]")?.focus(), reportError);
 }
 
 export async function fork(button) {
   const grid = document.querySelector("[data-conversation]");
   try {
-    const path = `/api/conversations/${encodeURIComponent(grid.dataset.conversation)}/fork`;
-    const made = await call("POST", path, { at: Number(button.dataset.node) });
-    location.assign(`/conversations/${encodeURIComponent(made.id)}`);
+    const path = `${conversationApi(grid.dataset.conversation)}/fork`;
+    const forked = await call("POST", path, { at: Number(button.dataset.node) });
+    location.assign(conversationPage(forked.id));
   } catch (error) {
     toast(error.message);
   }
@@ -124,21 +124,21 @@ export function showStale(head) {
 
 export function visitNewest() {
   const grid = document.querySelector("[data-conversation]");
-  visit(`/conversations/${encodeURIComponent(grid.dataset.conversation)}`, { end: true }).catch(reportError);
+  visit(conversationPage(grid.dataset.conversation), { end: true }).catch(reportError);
 }
 
 export function branch() {
   const grid = document.querySelector("[data-conversation]");
-  const here = grid.dataset.node;
-  visit(`/conversations/${encodeURIComponent(grid.dataset.conversation)}?at=${here}`, { end: true }).catch(reportError);
+  const url = `${conversationPage(grid.dataset.conversation)}?at=${grid.dataset.node}`;
+  visit(url, { end: true }).catch(reportError);
 }
 
 async function save(button, text) {
   const grid = document.querySelector("[data-conversation]");
   const body = { block: button.dataset.block, text, head: Number(grid.dataset.headNode) };
   try {
-    const made = await call("POST", `${base(grid.dataset.conversation)}/edit`, body);
-    await visit(`/conversations/${encodeURIComponent(grid.dataset.conversation)}?at=${made.node}`);
+    const edited = await call("POST", `${conversationApi(grid.dataset.conversation)}/edit`, body);
+    await visit(`${conversationPage(grid.dataset.conversation)}?at=${edited.node}`);
   } catch (error) {
     edit(button, text, error.message);
   }
@@ -195,14 +195,15 @@ export function stop(button) {
   const grid = document.querySelector("[data-conversation]");
   if (!followed?.id || !grid) return;
   button.disabled = true;
-  call("POST", `${base(grid.dataset.conversation)}/runs/${encodeURIComponent(followed.id)}/stop`).catch(reportError);
+  call("POST", `${conversationApi(grid.dataset.conversation)}/runs/${encodeURIComponent(followed.id)}/stop`).catch(reportError);
 }
 
 // Send a stored question again; "resume" continues after its last stored step, the others start at the question.
 export async function again(button) {
   const grid = document.querySelector("[data-conversation]");
   const exchange = button.closest("[data-exchange]");
-  const text = [...exchange.querySelectorAll(".said.user .prose")].map((each) => each.textContent.trim()).join("\n");
+  const questions = [...exchange.querySelectorAll(".said.user .prose")];
+  const text = questions.map((prose) => prose.textContent.trim()).join("\n");
   const body = { node: Number(button.dataset.node), restart: button.dataset.do !== "resume", stream: true };
   addSettings(body);
   const failure = await start(grid.dataset.conversation, "resume", body, text, exchange);
@@ -213,17 +214,13 @@ export async function again(button) {
 export function attach() {
   const grid = document.querySelector("[data-run]");
   if (!grid || followed) return;
-  const path = `${base(grid.dataset.conversation)}/runs/${encodeURIComponent(grid.dataset.run)}`;
+  const path = `${conversationApi(grid.dataset.conversation)}/runs/${encodeURIComponent(grid.dataset.run)}`;
   follow(addExchange(grid.dataset.runMessage), () => request("GET", path));
-}
-
-function base(conversation) {
-  return `/api/conversations/${encodeURIComponent(conversation)}`;
 }
 
 // Start a run; returns the problem if nothing was stored.
 function start(conversation, action, body, text, replaced) {
-  return follow(addExchange(text, replaced), () => request("POST", `${base(conversation)}/${action}`, body));
+  return follow(addExchange(text, replaced), () => request("POST", `${conversationApi(conversation)}/${action}`, body));
 }
 
 // Show the events of a run. The run belongs to the server: if the connection is lost it continues, and the
@@ -266,14 +263,14 @@ async function follow(view, open) {
     if (isStale) view.remove();
     else view.fail(run.id ? "The connection to the server was lost." : error.message);
     if (followed !== run && failure) toast(failure);
-    if (followed === run && (error instanceof Unreachable || run.id)) lost();
+    if (followed === run && (error instanceof Unreachable || run.id)) reportLost();
   } finally {
     if (followed === run) {
       followed = null;
       setBusy(false);
     } else next = "";
   }
-  if (isStale) lost();
+  if (isStale) reportLost();
   if (next) await visit(next, { end: true, sent: true }).catch(reportError);
   return failure;
 }
@@ -305,8 +302,9 @@ function addExchange(text, replaced) {
   const stream = document.getElementById("stream");
   const scroller = getScroller();
   stream.querySelector(".empty")?.remove();
-  const hidden = replaced?.isConnected ? [...stream.children].slice([...stream.children].indexOf(replaced)) : [];
-  for (const each of hidden) each.hidden = true;
+  const shownExchanges = [...stream.children];
+  const hidden = replaced?.isConnected ? shownExchanges.slice(shownExchanges.indexOf(replaced)) : [];
+  for (const element of hidden) element.hidden = true;
   const exchange = document.createElement("div");
   exchange.className = "exchange";
   const question = buildMessage("user", "You", text);
@@ -321,22 +319,22 @@ function addExchange(text, replaced) {
   const prose = answer.querySelector(".prose");
   const remove = () => {
     exchange.remove();
-    for (const each of hidden) each.hidden = false;
+    for (const element of hidden) element.hidden = false;
   };
-  let unshown = "";
+  let pending = "";
   // Text is shown once per frame: a layout for each delta takes longer than a long answer.
   const show = () => {
-    if (!unshown) return;
-    const near = isAtEnd(scroller);
-    prose.append(unshown);
+    if (!pending) return;
+    const wasAtEnd = isAtEnd(scroller);
+    prose.append(pending);
     prose.normalize();
-    unshown = "";
-    if (near) scroller.scrollTop = scroller.scrollHeight;
+    pending = "";
+    if (wasAtEnd) scroller.scrollTop = scroller.scrollHeight;
   };
   return {
     append(delta) {
-      if (!unshown) requestAnimationFrame(show);
-      unshown += delta;
+      if (!pending) requestAnimationFrame(show);
+      pending += delta;
     },
     remove,
     note(text) {
@@ -387,12 +385,8 @@ export async function visit(url, { end = false, sent = false } = {}) {
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   if (number !== visits) return; // another state was chosen meanwhile
   const main = document.getElementById("main");
-  const old = document.querySelector("[data-say]");
-  const draft = old?.value ?? "";
-  const selection = old && old === document.activeElement ? [old.selectionStart, old.selectionEnd] : null;
-  const chosen = document.querySelector("#model");
-  const model = chosen?.selectedIndex > 0 ? chosen.value : "";
-  const settings = sent ? { ...readSettings(), system: "", initial: "" } : readSettings();
+  const composer = readComposer();
+  if (sent && composer.settings) Object.assign(composer.settings, { system: "", initial: "" }); // it was sent
   const treeScroll = document.querySelector(".response-tree")?.scrollTop ?? 0;
   const scroller = document.getElementById("stream") && getScroller();
   const position = !end && target === location.href && scroller && !isAtEnd(scroller) ? scroller.scrollTop : null;
@@ -401,24 +395,41 @@ export async function visit(url, { end = false, sent = false } = {}) {
   document.title = fresh.title;
   if (target !== location.href) history.pushState({}, "", target);
   shown = location.pathname + location.search;
-  const area = document.querySelector("[data-say]");
-  if (area) {
-    area.value = draft;
-    resize(area);
-    if (selection || end) area.focus({ preventScroll: true });
-    if (selection) area.setSelectionRange(...selection);
-  }
-  const models = document.querySelector("#model");
-  if (models && [...models.options].some((each) => model && each.value === model)) models.value = model;
-  restoreSettings(settings);
+  restoreComposer(composer, end);
   showAttachments();
   completeCode();
   showNewest();
   if (position !== null && document.getElementById("stream")) getScroller().scrollTop = position;
-  const side = document.querySelector(".response-tree");
-  if (side) side.scrollTop = treeScroll;
+  const tree = document.querySelector(".response-tree");
+  if (tree) tree.scrollTop = treeScroll;
   document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "nearest" });
   attach();
+}
+
+// What the user has entered in the composer, with the position of the cursor if it has the focus.
+function readComposer() {
+  const area = document.querySelector("[data-say]");
+  const hasFocus = area && area === document.activeElement;
+  const models = document.querySelector("#model");
+  return {
+    text: area?.value ?? "",
+    selection: hasFocus ? [area.selectionStart, area.selectionEnd] : null,
+    model: models?.selectedIndex > 0 ? models.value : "",
+    settings: readSettings(),
+  };
+}
+
+function restoreComposer({ text, selection, model, settings }, takesFocus) {
+  const area = document.querySelector("[data-say]");
+  if (area) {
+    area.value = text;
+    resize(area);
+    if (selection || takesFocus) area.focus({ preventScroll: true });
+    if (selection) area.setSelectionRange(...selection);
+  }
+  const models = document.querySelector("#model");
+  if (model && [...(models?.options ?? [])].some((option) => option.value === model)) models.value = model;
+  restoreSettings(settings);
 }
 
 // Show what was changed; a conversation retains the draft.
@@ -430,7 +441,7 @@ export async function refresh() {
 // Show the newest message. On a narrow screen the graph and the recent conversations are collapsed.
 export function showNewest() {
   if (!document.getElementById("stream")) return;
-  if (isNarrow()) for (const each of document.querySelectorAll("[data-graph-box]")) each.open = false;
+  if (isNarrow()) for (const box of document.querySelectorAll("[data-graph-box]")) box.open = false;
   const scroller = getScroller();
   scroller.scrollTop = scroller.scrollHeight;
 }
@@ -447,8 +458,8 @@ document.addEventListener("click", (event) => {
   const node = link.dataset.node;
   const below = link.closest(".omitted") ? getScroller().scrollHeight - getScroller().scrollTop : 0;
   visit(link.href).then(() => {
-    const again = node && document.querySelector(`.rows a[data-node="${CSS.escape(node)}"]`);
-    if (again && !event.detail) again.focus({ preventScroll: true }); // selected with the keyboard
+    const row = node && document.querySelector(`.rows a[data-node="${CSS.escape(node)}"]`);
+    if (row && !event.detail) row.focus({ preventScroll: true }); // selected with the keyboard
     if (below) getScroller().scrollTop = getScroller().scrollHeight - below; // older messages are added above
   }, reportError);
 });

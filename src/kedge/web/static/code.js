@@ -1,16 +1,16 @@
-// Code blocks: a button that copies each of them, and syntax highlighting of those that name a language. The library
-// is loaded with the first of them.
+// Code blocks: a button that copies each block, and syntax highlighting of blocks that name a language. The library
+// is loaded with the first block.
 
 const MAX_LENGTH = 20_000; // the browser would be busy for too long
 
 export async function completeCode() {
-  for (const each of document.querySelectorAll(".prose :not(.code) > pre, .prose > pre")) addButton(each);
+  for (const block of document.querySelectorAll(".prose :not(.code) > pre, .prose > pre")) addButton(block);
   const all = [...document.querySelectorAll('.prose code[class^="language-"]:not([data-highlighted])')];
-  const blocks = all.filter((each) => each.textContent.length <= MAX_LENGTH);
+  const blocks = all.filter((block) => block.textContent.length <= MAX_LENGTH);
   if (!blocks.length) return;
   const { default: library } = await import("./highlight.js");
-  for (const each of blocks) {
-    if (library.getLanguage(each.className.slice("language-".length))) library.highlightElement(each);
+  for (const block of blocks) {
+    if (library.getLanguage(block.className.slice("language-".length))) library.highlightElement(block);
   }
 }
 

@@ -1,6 +1,6 @@
 // The connection to the server: a banner while it is lost, and what changed in the conversation meanwhile.
 import { attach, isRunning, onLost, showStale, visit } from "./chat.js";
-import { call, Unreachable } from "./api.js";
+import { call, conversationApi, Unreachable } from "./api.js";
 
 const INTERVAL = 2000;
 const UNREACHABLE = "The server cannot be reached. Messages that were sent are stored; trying to reconnect…";
@@ -29,8 +29,7 @@ async function check() {
 
 async function poll() {
   const grid = document.querySelector("[data-conversation]");
-  const other = document.body.dataset.here === "login" ? "/healthz" : "/api/session"; // which needs a session
-  const path = grid ? `/api/conversations/${encodeURIComponent(grid.dataset.conversation)}/runs` : other;
+  const path = choosePath(grid);
   let state = null;
   try {
     state = await call("GET", path);
@@ -52,6 +51,11 @@ async function poll() {
   }
   if (grid && state && !isRunning() && !state.data.length) showStale(state.head);
   attach();
+}
+
+function choosePath(grid) {
+  if (grid) return `${conversationApi(grid.dataset.conversation)}/runs`;
+  return document.body.dataset.section === "login" ? "/healthz" : "/api/session"; // which needs a session
 }
 
 function report(text) {

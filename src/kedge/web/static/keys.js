@@ -18,14 +18,14 @@ export function press(event, actions) {
     k: () => step(-1),
     "/": () => focus("[data-search]"),
     c: () => focus("[data-say]"),
-    p: plans,
+    p: togglePlans,
     t: () => actions.theme(),
     "?": () => actions.keys(),
   };
-  const act = keys[event.key];
-  if (!act) return;
+  const action = keys[event.key];
+  if (!action) return;
   event.preventDefault();
-  act();
+  action();
 }
 
 function leave(field) {
@@ -33,14 +33,14 @@ function leave(field) {
   focus(".rows [aria-current]");
 }
 
-function focus(what) {
-  document.querySelector(what)?.focus();
+function focus(selector) {
+  document.querySelector(selector)?.focus();
 }
 
-function plans() {
-  const all = [...document.querySelectorAll("[data-plan]")];
-  const open = !all.every((each) => each.open);
-  for (const each of all) each.open = open;
+function togglePlans() {
+  const cards = [...document.querySelectorAll("[data-plan]")];
+  const areAllOpen = cards.every((card) => card.open);
+  for (const card of cards) card.open = !areAllOpen;
 }
 
 function step(by) {

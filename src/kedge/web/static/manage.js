@@ -1,11 +1,10 @@
 // Manage conversations: rename, tag, archive, and delete with a period in which it can be undone.
-import { call, toast } from "./api.js";
+import { call, conversationApi, toast } from "./api.js";
 import { refresh, visit } from "./chat.js";
 
 const UNDO_SECONDS = 30;
 const KEY = "kedge-deletions";
 let undoTimer = 0;
-const path = (id) => `/api/conversations/${encodeURIComponent(id)}`;
 
 export async function manage(button) {
   const menu = button.closest("[data-manage]");
@@ -27,17 +26,17 @@ export async function manage(button) {
 }
 
 export async function bulk(button) {
-  const picked = [...document.querySelectorAll("[data-pick]:checked")];
-  const ids = picked.map((each) => each.dataset.pick);
+  const boxes = [...document.querySelectorAll("[data-pick]:checked")];
+  const ids = boxes.map((box) => box.dataset.pick);
   const action = button.dataset.action;
   if (action === "delete") await remove(ids, location.href);
   else if (action === "tag") {
     const text = await ask(`Tag ${ids.length === 1 ? "the conversation" : `${ids.length} conversations`}`, "Tags to add, separated by commas", "");
     if (text === null) return;
     await attempt(async () => {
-      await forEach(picked, (each) => {
-        const tags = [...new Set([...JSON.parse(each.dataset.tags), ...split(text)])];
-        return call("PATCH", path(each.dataset.pick), { tags });
+      await forEach(boxes, (box) => {
+        const tags = [...new Set([...JSON.parse(box.dataset.tags), ...split(text)])];
+        return call("PATCH", conversationApi(box.dataset.pick), { tags });
       });
       location.reload();
     });
@@ -46,17 +45,17 @@ export async function bulk(button) {
 
 // Tags are separated by commas; one with a comma or a quotation mark is in quotation marks.
 function join(tags) {
-  return tags.map((each) => (/[",]/.test(each) ? `"${each.replaceAll('"', '""')}"` : each)).join(", ");
+  return tags.map((tag) => (/[",]/.test(tag) ? `"${tag.replaceAll('"', '""')}"` : tag)).join(", ");
 }
 
 function split(text) {
-  const found = text.matchAll(/\s*(?:"((?:[^"]|"")*)"|([^,]*))\s*(?:,|$)/g);
-  return [...found].map(([, quoted, plain]) => (quoted?.replaceAll('""', '"') ?? plain).trim()).filter(Boolean);
+  const matches = text.matchAll(/\s*(?:"((?:[^"]|"")*)"|([^,]*))\s*(?:,|$)/g);
+  return [...matches].map(([, quoted, plain]) => (quoted?.replaceAll('""', '"') ?? plain).trim()).filter(Boolean);
 }
 
 async function change(ids, body) {
   await attempt(async () => {
-    await forEach(ids, (id) => call("PATCH", path(id), body));
+    await forEach(ids, (id) => call("PATCH", conversationApi(id), body));
     await refresh();
   });
 }
@@ -64,7 +63,7 @@ async function change(ids, body) {
 async function remove(ids, next) {
   await attempt(async () => {
     await forEach(ids, async (id) => {
-      await call("DELETE", `${path(id)}?undo=${UNDO_SECONDS}`);
+      await call("DELETE", `${conversationApi(id)}?undo=${UNDO_SECONDS}`);
       writeDeleted([...readDeleted(), { id, until: Date.now() + UNDO_SECONDS * 1000 }]);
     });
     if (next === location.href) location.reload();
@@ -92,7 +91,7 @@ async function attempt(work) {
 // The conversations whose deletion can be undone, with the time until then.
 function readDeleted() {
   const stored = JSON.parse(sessionStorage.getItem(KEY) ?? "[]");
-  return stored.filter((each) => each.until > Date.now());
+  return stored.filter((deletion) => deletion.until > Date.now());
 }
 
 function writeDeleted(deleted) {
@@ -107,7 +106,7 @@ export function offerUndo() {
   if (!notice) return;
   notice.hidden = !deleted.length;
   if (!deleted.length) return;
-  const left = Math.ceil((Math.min(...deleted.map((each) => each.until)) - Date.now()) / 1000);
+  const left = Math.ceil((Math.min(...deleted.map((deletion) => deletion.until)) - Date.now()) / 1000);
   notice.querySelector("[data-undo-text]").textContent =
     `${deleted.length === 1 ? "The conversation is" : `${deleted.length} conversations are`} deleted for good in ${left} s.`;
   undoTimer = setTimeout(offerUndo, 1000);
@@ -116,7 +115,7 @@ export function offerUndo() {
 export async function undo() {
   const deleted = readDeleted();
   writeDeleted([]);
-  const results = await Promise.allSettled(deleted.map((each) => call("POST", `${path(each.id)}/restore`)));
+  const results = await Promise.allSettled(deleted.map(({ id }) => call("POST", `${conversationApi(id)}/restore`)));
   const failed = results.find((each) => each.status === "rejected");
   if (failed) toast(failed.reason.message);
   else await refresh().then(offerUndo, (error) => toast(error.message));
@@ -174,7 +173,7 @@ function openDialog(title, label, control) {
 document.addEventListener("change", (event) => {
   if (event.target.matches("[data-filter]")) return event.target.form.requestSubmit();
   if (event.target.matches("[data-pick-all]")) {
-    for (const each of document.querySelectorAll("[data-pick]")) each.checked = event.target.checked;
+    for (const box of document.querySelectorAll("[data-pick]")) box.checked = event.target.checked;
   }
   const bar = document.querySelector("[data-bulk]");
   if (!bar) return;

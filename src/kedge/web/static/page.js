@@ -7,7 +7,7 @@ import { watchConnection } from "./connection.js";
 import { press } from "./keys.js";
 import { watch } from "./live.js";
 import { bulk, manage, offerUndo, undo } from "./manage.js";
-import { call, toast } from "./api.js";
+import { call, conversationPage, toast } from "./api.js";
 import { chooseKind, followWorkflow, startWorkflow, stopWorkflow } from "./workflows.js";
 
 const actions = {
@@ -60,8 +60,8 @@ async function copy(text) {
 async function startConversation(button) {
   button.disabled = true;
   try {
-    const made = await call("POST", "/api/conversations", {});
-    location.assign(`/conversations/${encodeURIComponent(made.id)}`);
+    const created = await call("POST", "/api/conversations", {});
+    location.assign(conversationPage(created.id));
   } catch (error) {
     button.disabled = false;
     toast(error.message);

@@ -4,8 +4,8 @@ import { events } from "./sse.js";
 import { call, request, toast } from "./api.js";
 
 export function chooseKind(form) {
-  for (const each of form.querySelectorAll("[data-for]")) {
-    each.hidden = !each.dataset.for.split(" ").includes(form.kind.value);
+  for (const field of form.querySelectorAll("[data-for]")) {
+    field.hidden = !field.dataset.for.split(" ").includes(form.kind.value);
   }
 }
 
@@ -18,8 +18,8 @@ export async function startWorkflow(form) {
   if (kind === "debate") body.sides = lines(form.sides.value).map(([name, brief]) => side(name, brief));
   if (kind === "steps") body.steps = lines(form.steps.value).map(([name, prompt]) => ({ name, prompt: prompt || name }));
   try {
-    const made = await call("POST", "/api/workflows", body);
-    location.assign(`/workflows/${encodeURIComponent(made.id)}`);
+    const started = await call("POST", "/api/workflows", body);
+    location.assign(`/workflows/${encodeURIComponent(started.id)}`);
   } catch (error) {
     toast(error.message);
   }
@@ -57,9 +57,9 @@ async function refresh() {
   const answer = await request("GET", location.href);
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   const main = document.getElementById("main");
-  const open = [...main.querySelectorAll("details")].map((each) => each.open);
+  const areOpen = [...main.querySelectorAll("details")].map((details) => details.open);
   main.replaceChildren(...fresh.getElementById("main").childNodes);
-  main.querySelectorAll("details").forEach((each, index) => (each.open = open[index] ?? false)); // rounds are only added
+  main.querySelectorAll("details").forEach((details, index) => (details.open = areOpen[index] ?? false)); // rounds are only added
   completeCode();
 }
 
