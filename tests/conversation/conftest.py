@@ -1,6 +1,7 @@
-"""Fixtures for engines and conversations."""
+"""Fixtures for engines and conversations, and builders of conversations with a history."""
 
-from collections.abc import AsyncIterator, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from engines.conftest import open_engine
 from kedge import Conversation, connect
 from kedge.engines import Engine, ResponsesEngine
-from kedge.store import Store
+from kedge.store import Node, Store
 from kedge.testing import TestServer
 
 Connect = Callable[..., Engine]
+BuildConversation = Callable[..., Awaitable[Conversation]]
 
 
 def add(a: int, b: int) -> int:
@@ -39,6 +41,47 @@ async def connected(kedge_server: TestServer) -> AsyncIterator[Connect]:
 async def conversation(store: Store, connected: Connect) -> Conversation:
     """Return a new conversation."""
     return await Conversation.create(connected(), store=store)
+
+
+@pytest.fixture
+def conversation_with(store: Store, connected: Connect) -> BuildConversation:
+    """Return a function that creates a conversation and sends these messages in it."""
+
+    async def build(*messages: str, **settings: Any) -> Conversation:
+        built = await Conversation.create(connected(), store=store, **settings)
+        for message in messages:
+            await built.send(message)
+        return built
+
+    return build
+
+
+@pytest.fixture
+def reopen(store: Store, connected: Connect) -> BuildConversation:
+    """Return a function that opens a conversation again with another engine, as another process does."""
+
+    async def build(opened: Conversation, **settings: Any) -> Conversation:
+        return await Conversation.open(connected(), store=store, id=opened.id, **settings)
+
+    return build
+
+
+def assert_sent(server: TestServer, *, blocks: int, anchor: str = "") -> None:
+    """Check the last request: the number of its blocks, and the response that it continues."""
+    body = server.requests[-1].body
+    assert len(body["input"]) == blocks
+    assert body.get("previous_response_id", "") == anchor
+
+
+async def export_nodes(conversation: Conversation) -> list[dict[str, Any]]:
+    """Return the nodes of a conversation with their telemetry, as they are exported."""
+    lines = map(json.loads, (await conversation.export()).splitlines())
+    return [line for line in lines if "node" in line]
+
+
+def list_kinds(nodes: Iterable[Node]) -> list[str]:
+    """Return the kinds of nodes."""
+    return [node.kind for node in nodes]
 
 
 @pytest.fixture
