@@ -59,7 +59,6 @@ class ItemLookup(Protocol):
         """Return the id of the reasoning item directly before this item in its model's output."""
 
 
-MERGE_COUNT = 8
 MAX_LISTED_CALLS = 5
 """The maximum number of open calls in an error."""
 
@@ -67,25 +66,29 @@ _get_id = methodcaller("get", "id")
 
 
 class IdSet(Struct, frozen=True):
-    """An immutable set of ids whose versions share storage.
+    """The ids of the items of a context: those of its last part, and the set of the context before it.
 
-    The ids are in several sets, small ones last. Whenever eight of about the same size have
-    accumulated they are merged, so a lookup checks a few sets and each id is copied a few times.
+    Every ancestor of a context stays in memory with it, so separate complete sets would take memory that grows with
+    the square of the length of a chain. A lookup visits every part. That is cheap, because only ids that a client
+    sent are looked up.
     """
 
-    sets: tuple[frozenset[str], ...] = ()
+    own: frozenset[str] = frozenset()
+    before: "IdSet | None" = None
 
     def __contains__(self, id: str) -> bool:
-        return any(id in ids for ids in self.sets)
+        part: IdSet | None = self
+        while part is not None:
+            if id in part.own:
+                return True
+            part = part.before
+        return False
 
-    def union(self, new: Collection[str]) -> "IdSet":
-        """Return a version that also contains these ids."""
-        if not new:
+    def add(self, ids: Collection[str]) -> "IdSet":
+        """Return a set that also contains these ids."""
+        if not ids:
             return self
-        sets = (*self.sets, frozenset(new))
-        while len(sets) >= MERGE_COUNT and len(sets[-MERGE_COUNT]) <= 2 * len(sets[-1]):
-            sets = (*sets[:-MERGE_COUNT], frozenset[str]().union(*sets[-MERGE_COUNT:]))
-        return IdSet(sets)
+        return IdSet(frozenset(ids), self)
 
 
 class OpenCall(Struct, frozen=True):
@@ -112,7 +115,7 @@ class Coherence(NamedTuple):
     def extend(self, items: Sequence[Item]) -> "Coherence":
         """Return the value for the context extended by these items."""
         ids = filter(None, map(_get_id, items))
-        return Coherence(self.ids.union(tuple(ids)), *self.track_calls(items))
+        return Coherence(self.ids.add(tuple(ids)), *self.track_calls(items))
 
     def track_calls(self, items: Iterable[Item]) -> "tuple[OpenCalls, OrphanOutput | None]":
         """Return the calls that are open after these items, and the first output without a call."""
