@@ -96,43 +96,47 @@ def _list_calls(turn: Turn) -> list[_Call]:
 
 def _build_error(problem: Problem, turn: Turn) -> UnmatchedResult:
     """Return the error for a result, with the right id if it is known."""
-    given = problem.call_id
+    result_id = problem.call_id
     if problem.kind == "answered_twice":
         return UnmatchedResult(
-            f"the call {given} has a result already; leave the new one out", given
+            f"the call {result_id} has a result already; leave the new one out", result_id
         )
     calls = _list_calls(turn)
     for call in calls:
-        if given == call.call_id:
+        if result_id == call.call_id:
             remedy = _describe_mismatch(call, turn[turn.index(problem.block_id)])
-            return UnmatchedResult(f"the result for call {call} {remedy}", given, given)
-        if given in (call.block.id, call.block.item_id):
-            kind = "block" if given == call.block.id else "item"
+            return UnmatchedResult(f"the result for call {call} {remedy}", result_id, result_id)
+        if result_id in (call.block.id, call.block.item_id):
+            kind = "block" if result_id == call.block.id else "item"
             remedy = f"use its call_id, {call.call_id}"
             if call.is_answered:
                 remedy = "which has a result already"
-            message = f"{given} is the id of the {kind} of call {call}, {remedy}"
-            return UnmatchedResult(message, given, call.call_id)
+            message = f"{result_id} is the id of the {kind} of call {call}, {remedy}"
+            return UnmatchedResult(message, result_id, call.call_id)
     open_calls = [str(call) for call in calls if not call.is_answered]
     return UnmatchedResult(
-        f"no call has the call_id {given} here; {_describe_open(open_calls)}", given
+        f"no call has the call_id {result_id} here; {_describe_open(open_calls)}", result_id
     )
 
 
 def _describe_mismatch(call: _Call, result: Block) -> str:
     """Return why a result with the id of a call is not its result, and what to do."""
     effect = call_effect(result)
-    family = effect[1][0][0] if effect else ""
-    if family == call.keys[0][0]:
+    call_family, _ = call.keys[0]
+    if effect is not None and effect[1][0][0] == call_family:
         return "is before its call; move it after the call"
     if isinstance(call.block, ToolCallBlock) and isinstance(result, ToolResultBlock):
         return f"is of another kind than the call; use tool_result(…, custom={call.block.custom})"
-    kind = call.block.type if isinstance(call.block, OpaqueBlock) else call.block.kind
+    kind: str = call.block.kind
+    if isinstance(call.block, OpaqueBlock):
+        kind = call.block.type
     return f"is of another kind than the call; pass the result of a {kind}"
 
 
 def _describe_open(calls: list[str]) -> str:
     if not calls:
         return "no call is open"
-    more = ", …" if len(calls) > MAX_LISTED_CALLS else ""
-    return f"open calls: {', '.join(calls[:MAX_LISTED_CALLS])}{more}"
+    names = calls[:MAX_LISTED_CALLS]
+    if len(calls) > MAX_LISTED_CALLS:
+        names.append("…")
+    return f"open calls: {', '.join(names)}"

@@ -18,12 +18,12 @@ AnchorKey = tuple[str, str]
 
 
 class AnchorChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The difference between the records of a Turn and those that are known of its path; false if there is none.
+    """The difference between the records of a Turn and the known records of its path; false if there is none.
 
     Attributes:
         dropped: The records that the Turn does not have.
-        lost: Those that it marks as lost.
-        added: Those that only the Turn has, or whose other members differ.
+        lost: The records that it marks as lost.
+        added: The records that only the Turn has, or whose other members differ.
     """
 
     dropped: tuple[AnchorKey, ...] = ()
@@ -34,7 +34,7 @@ class AnchorChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
         return bool(self.dropped or self.lost or self.added)
 
     def apply(self, records: dict[AnchorKey, AnchorRecord]) -> None:
-        """Change the known records to those of the Turn."""
+        """Change the known records to the records of the Turn."""
         for key in self.dropped:
             records.pop(key, None)
         for key in self.lost:
@@ -53,22 +53,22 @@ def get_key(record: AnchorRecord) -> AnchorKey:
 
 
 def compare_anchors(known: Sequence[AnchorRecord], turn: Turn) -> AnchorChanges:
-    """Return how the records of a Turn differ from those that are known of its path.
+    """Return how the records of a Turn differ from the known records of its path.
 
     Engines and compactors remove records that do not match the Turn. They prove nothing, and are not a change.
     """
     present = get_state(turn).anchors
     if len(known) == len(present) and all(map(is_, known, present)):  # as usual
         return NO_CHANGES
-    expected = {get_key(record): record for record in known}
-    found = {get_key(record): record for record in present}
-    missing = [record for key, record in expected.items() if key not in found]
+    before = {get_key(record): record for record in known}
+    after = {get_key(record): record for record in present}
+    missing = [record for key, record in before.items() if key not in after]
     usable = [record for record in missing if record.status == "completed"]
     if not select_matching(turn, usable):
         missing = []
-    changed = [key for key, record in found.items() if not _is_same(record, expected.get(key))]
-    lost = [key for key in changed if _is_marked_lost(found[key], expected.get(key))]
-    added = (found[key] for key in changed if key not in lost)
+    changed = [key for key, record in after.items() if not _is_same(record, before.get(key))]
+    lost = [key for key in changed if _is_marked_lost(after[key], before.get(key))]
+    added = (after[key] for key in changed if key not in lost)
     return AnchorChanges(tuple(map(get_key, missing)), tuple(lost), tuple(added))
 
 
@@ -81,16 +81,16 @@ def apply_changes(
         records: The records of the responses on the path, each with its node.
         changes: The changes on the path, each with its node, after whose response it applies.
     """
-    found: dict[AnchorKey, AnchorRecord] = {}
+    path_records: dict[AnchorKey, AnchorRecord] = {}
     remaining = sorted(records, key=_get_node, reverse=True)
     for node, change in sorted(changes, key=_get_node):
         while remaining and remaining[-1][0] <= node:
             record = remaining.pop()[1]
-            found[get_key(record)] = record
-        change.apply(found)
+            path_records[get_key(record)] = record
+        change.apply(path_records)
     for _, record in reversed(remaining):
-        found[get_key(record)] = record
-    return tuple(found.values())
+        path_records[get_key(record)] = record
+    return tuple(path_records.values())
 
 
 def _get_node(pair: tuple[int, object]) -> int:

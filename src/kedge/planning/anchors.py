@@ -106,8 +106,10 @@ _decode_counts = msgspec.json.Decoder(TokenCounts).decode
 
 def decode_token_counts(text: str | None) -> TokenCounts | None:
     """Return the counts in the text of a JSON array; malformed ones count as missing, which only delays a verdict."""
+    if not text:
+        return None
     try:
-        return _decode_counts(text) if text else None
+        return _decode_counts(text)
     except ValueError:
         return None
 
@@ -196,19 +198,19 @@ def base_scope(scope: str) -> str:
 
 
 def drop_replaced(records: Iterable[AnchorRecord]) -> list[AnchorRecord]:
-    """Return the records without those that a newer unusable one has replaced, as `with_anchor` does."""
-    listed = sorted(records, key=attrgetter("created_at"))
-    newest = {
-        (record.response_id, record.scope): record
-        for record in listed
+    """Return the records without those that a newer unusable record has replaced, as `with_anchor` does."""
+    oldest_first = sorted(records, key=attrgetter("created_at"))
+    replacements = {
+        _get_anchor_key(record): record
+        for record in oldest_first
         if is_unusable_status(record.status)
     }
-    if not newest:
-        return listed
+    if not replacements:
+        return oldest_first
     return [
         record
-        for record in listed
-        if newest.get((record.response_id, record.scope), record) is record
+        for record in oldest_first
+        if replacements.get(_get_anchor_key(record), record) is record
     ]
 
 
@@ -263,13 +265,15 @@ def limit_expiry(
     if retention is None:
         return expires_at
     limit = created_at + retention
-    return limit if expires_at is None else min(expires_at, limit)
+    if expires_at is None:
+        return limit
+    return min(expires_at, limit)
 
 
 def has_hidden_context(body: Mapping[str, Any]) -> bool:
     """Return whether the context of a response to this request has messages that the request does not.
 
-    Those of a stored prompt are only known to the server. So such a request is sent in full, and its response is not
+    Only the server knows the messages of a stored prompt. So such a request is sent in full, and its response is not
     continued: ``context(response)`` cannot be proved to equal a prefix of the conversation.
     """
     return body.get("prompt") is not None
@@ -328,6 +332,7 @@ anchor_sort_key: Callable[[AnchorRecord], tuple[int, float]] = attrgetter(
 
 
 _get_response_id = attrgetter("response_id")
+_get_anchor_key = attrgetter("response_id", "scope")
 
 
 class _SortedAnchors(tuple[AnchorRecord, ...]):
@@ -384,11 +389,10 @@ class ConversationState(
         Returns:
             The new state.
         """
-        name, scope, anchors = record.response_id, record.scope, self.anchors
-        if name in map(_get_response_id, anchors):
-            anchors = tuple(
-                each for each in anchors if (each.response_id, each.scope) != (name, scope)
-            )
+        anchors = self.anchors
+        if record.response_id in map(_get_response_id, anchors):
+            key = _get_anchor_key(record)
+            anchors = tuple(anchor for anchor in anchors if _get_anchor_key(anchor) != key)
         index = bisect_right(anchors, anchor_sort_key(record), key=anchor_sort_key)
         merged = _SortedAnchors((*anchors[:index], record, *anchors[index:]))
         return replace(self, anchors=merged)
@@ -404,16 +408,17 @@ class ConversationState(
             The new state.
         """
         lost_ids = frozenset(lost)
-        anchors = (
-            replace(each, status="lost")
-            if each.response_id in lost_ids
-            and each.status == "completed"
-            and scope in (None, each.scope)
-            else each
-            for each in self.anchors
-        )
-        previous = "" if self.previous_response_id in lost_ids else self.previous_response_id
-        return replace(self, anchors=_SortedAnchors(anchors), previous_response_id=previous)
+        anchors: list[AnchorRecord] = []
+        for record in self.anchors:
+            is_named = record.response_id in lost_ids and scope in (None, record.scope)
+            if is_named and record.status == "completed":
+                record = replace(record, status="lost")  # noqa: PLW2901
+            anchors.append(record)
+
+        state = replace(self, anchors=_SortedAnchors(anchors))
+        if self.previous_response_id in lost_ids:
+            return replace(state, previous_response_id="")
+        return state
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain JSON values, without fields at their default."""
@@ -497,27 +502,37 @@ def load_record(form: object) -> AnchorRecord | None:
     Returns:
         The record, or None if it is malformed: such a record proves nothing.
     """
-    members = cast("dict[str, Any]", form if isinstance(form, dict) else {})
+    if not isinstance(form, dict):
+        return None
+    members = cast("dict[str, Any]", form)
     try:
         values = [members.get(name, default) for name, default in _FIELD_DEFAULTS.items()]
         return msgspec.convert(values, AnchorRecord)
     except msgspec.ValidationError:
+        if members.get("counted") is None:
+            return None
         # Without its counts a record proves as much; only a verdict on the server's memory is delayed.
-        is_counted = members.get("counted") is not None
-        return load_record({**members, "counted": None}) if is_counted else None
+        return load_record({**members, "counted": None})
 
 
 def _load_state(form: Mapping[str, Any]) -> ConversationState:
+    """Parse a state; members that are malformed count as missing."""
     mode = form.get("mode")
-    previous, conversation = form.get("previous_response_id"), form.get("conversation_id")
-    listed = form.get("anchors")
-    records = map(load_record, cast("list[object]", listed) if isinstance(listed, list) else [])
+    records: Any = form.get("anchors")
+    if not isinstance(records, list):
+        records = []
+    loaded = map(load_record, cast("list[object]", records))
     return ConversationState(
-        mode if mode in MODES else None,
-        previous if isinstance(previous, str) else "",
-        conversation if isinstance(conversation, str) else "",
-        tuple(record for record in records if record),
+        mode=mode if mode in MODES else None,
+        previous_response_id=_read_text(form, "previous_response_id"),
+        conversation_id=_read_text(form, "conversation_id"),
+        anchors=tuple(record for record in loaded if record is not None),
     )
+
+
+def _read_text(form: Mapping[str, Any], name: str) -> str:
+    value = form.get(name)
+    return value if isinstance(value, str) else ""
 
 
 MAX_STALE_ANCHORS = 64
@@ -535,16 +550,19 @@ def tag_blocks(blocks: Iterable[Block], response_id: str) -> list[Block]:
     Returns:
         The tagged blocks.
     """
-    tagged: list[Block] = []
-    for position, block in enumerate(blocks):
-        known = block.source or Source()
-        is_placed = known.output_index is not None and response_id in ("", known.response_id)
-        if block.origin != ENGINE or not is_placed:
-            index = position if known.output_index is None else known.output_index
-            source = Source(response_id or known.response_id, known.item_id, index)
-            block = replace(block, origin=ENGINE, source=source)  # noqa: PLW2901
-        tagged.append(block)
-    return tagged
+    return [_tag_block(block, position, response_id) for position, block in enumerate(blocks)]
+
+
+def _tag_block(block: Block, position: int, response_id: str) -> Block:
+    source = block.source or Source()
+    index = source.output_index
+    is_placed = index is not None and response_id in ("", source.response_id)
+    if block.origin == ENGINE and is_placed:
+        return block
+    if index is None:
+        index = position
+    tag = Source(response_id or source.response_id, source.item_id, index)
+    return replace(block, origin=ENGINE, source=tag)
 
 
 def record_response(
@@ -598,7 +616,7 @@ def record_response(
     index = get_prefix_index(turn)
     depth = 1
     root_created_at = created_at
-    expires_at = None if retention is None else created_at + retention
+    expires_at = limit_expiry(created_at, None, retention)
     if is_unusable_status(status):  # it is part of no chain
         depth = 0
         root_created_at = 0.0
@@ -674,14 +692,15 @@ def prune_anchors(state: ConversationState, turn: Turn) -> ConversationState:
     matching = {id(record) for record in select_matching(turn, state.anchors)}
     stale = [record for record in state.anchors if id(record) not in matching]
     dropped = sorted(stale, key=lambda record: record.created_at)[:-MAX_STALE_ANCHORS]
-    kept = {id(record) for record in state.anchors} - {id(record) for record in dropped}
-    return replace(state, anchors=tuple(each for each in state.anchors if id(each) in kept))
+    dropped_ids = {id(record) for record in dropped}
+    kept = tuple(record for record in state.anchors if id(record) not in dropped_ids)
+    return replace(state, anchors=kept)
 
 
 def drop_changed_anchors(turn: Turn) -> Turn:
     """Return the Turn without the anchor records that no longer match its blocks, except the newest of these.
 
-    That one is the reason why the next request is sent in full.
+    The newest one is the reason why the next request is sent in full.
 
     Args:
         turn: A Turn whose blocks were edited.
@@ -694,8 +713,9 @@ def drop_changed_anchors(turn: Turn) -> Turn:
     matching = select_matching(turn, state.anchors)
     if len(matching) == len(state.anchors):
         return turn
-    newest = max(matching, key=lambda record: record.block_count, default=None)
-    previous = newest.response_id if newest else ""
+    previous = ""
+    if matching:
+        previous = max(matching, key=lambda record: record.block_count).response_id
     changed = [record for record in state.anchors if record not in matching]
     last_changed = max(changed, key=lambda record: (record.created_at, record.block_count))
     state = replace(state, anchors=(*matching, last_changed))

@@ -9,7 +9,7 @@ here.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import takewhile
 from typing import Any, Literal
@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from kedge.planning.anchors import (
     AnchorRecord,
     ConversationState,
-    TokenCounts,
     get_state,
     matches_prefix,
 )
@@ -72,7 +71,9 @@ class CacheRules(msgspec.Struct, frozen=True):
 
     def count_cached(self, tokens: int) -> int:
         """Return the number of tokens of a prompt that are cached."""
-        return tokens - tokens % self.step if tokens >= self.minimum else 0
+        if tokens < self.minimum:
+            return 0
+        return tokens - tokens % self.step
 
 
 class CachePlan(msgspec.Struct, frozen=True):
@@ -104,7 +105,9 @@ class CachePlan(msgspec.Struct, frozen=True):
     @property
     def share(self) -> float:
         """The share of the input that is expected to be read from the cache."""
-        return min(self.cached_tokens / self.input_tokens, 1.0) if self.input_tokens else 0.0
+        if not self.input_tokens:
+            return 0.0
+        return min(self.cached_tokens / self.input_tokens, 1.0)
 
 
 def plan_cache(
@@ -125,15 +128,15 @@ def plan_cache(
     Returns:
         The prediction.
     """
-    index, state = get_prefix_index(turn), get_state(turn)
-    base, newest = _find_prompts(index, state, plan)
-    form = f"kedge.cache/1\0{plan.scope}\0{index.digest(1) if plan.block_count else ''}".encode()
+    index = get_prefix_index(turn)
+    base, newest = _find_prompts(index, get_state(turn), plan)
     prediction = CachePlan(
-        key=f"kedge-{blake2b(form, digest_size=KEY_BYTES).hexdigest()}",
+        key=_build_key(index, plan.scope),
         input_tokens=_estimate_input(index, plan, base),
-        intact_blocks=base.block_count if base else 0,
         settings=settings,
     )
+    if base is not None:
+        prediction = replace(prediction, intact_blocks=base.block_count)
     if newest is None or newest.counted is None:
         return replace(prediction, reason="first")
     before = rules.count_cached(newest.counted.input)
@@ -143,19 +146,31 @@ def plan_cache(
         return replace(prediction, reason="expired")
     if newest.counted.settings != settings:
         return replace(prediction, reason="settings", lost_tokens=before)
-    cached = _count_cached(base, rules, is_newest=base is newest)
-    lost = min(before, prediction.input_tokens) - cached if base is not newest else 0
-    if lost < rules.step:
+    is_newest = base is newest
+    cached = _count_cached(base, rules, is_newest=is_newest)
+    lost = min(before, prediction.input_tokens) - cached
+    if is_newest or lost < rules.step:
         return replace(prediction, cached_tokens=cached)
     return replace(prediction, cached_tokens=cached, lost_tokens=lost, reason="edited")
+
+
+def _build_key(index: PrefixIndex, scope: str) -> str:
+    """Return the key of a conversation, which is derived from the digest of its first block."""
+    first_digest = ""
+    if index.covered:
+        first_digest = index.digest(1)
+    form = f"kedge.cache/1\0{scope}\0{first_digest}".encode()
+    return f"kedge-{blake2b(form, digest_size=KEY_BYTES).hexdigest()}"
 
 
 def _count_cached(base: AnchorRecord | None, rules: CacheRules, *, is_newest: bool) -> int:
     if base is None or base.counted is None:
         return 0
-    # The output of an earlier response was part of the prompts after it.
-    output = 0 if is_newest or rules.explicit else base.counted.output
-    return rules.count_cached(base.counted.input + output)
+    tokens = base.counted.input
+    if not is_newest and not rules.explicit:
+        # The output of an earlier response was part of the prompts after it.
+        tokens += base.counted.output
+    return rules.count_cached(tokens)
 
 
 def _find_prompts(
@@ -178,12 +193,11 @@ def _find_prompts(
 
 
 def _estimate_input(index: PrefixIndex, plan: RequestPlan, base: AnchorRecord | None) -> int:
-    counted: TokenCounts | None = base.counted if base else None
-    if base is None or counted is None:
-        size = plan.full_bytes + len((plan.instructions or "").encode("utf-8", "surrogatepass"))
-        return size // BYTES_PER_TOKEN
+    if base is None or base.counted is None:
+        instructions = (plan.instructions or "").encode("utf-8", "surrogatepass")
+        return (plan.full_bytes + len(instructions)) // BYTES_PER_TOKEN
     rest = index.byte_size(base.block_count, plan.block_count)
-    return counted.input + counted.output + rest // BYTES_PER_TOKEN
+    return base.counted.input + base.counted.output + rest // BYTES_PER_TOKEN
 
 
 class PromptHead(msgspec.Struct, frozen=True):
@@ -198,12 +212,20 @@ class PromptHead(msgspec.Struct, frozen=True):
         if self.model != before.model:
             yield "model"
         if [*map(id, self.tools)] != [*map(id, before.tools)]:
-            now, then = ([*map(format_tool, each.tools)] for each in (self, before))
-            if now != then:
-                yield "tool_order" if sorted(now) == sorted(then) else "tools"
+            yield from _compare_tools(before.tools, self.tools)
         if self.instructions != before.instructions:
-            clock = _changes_like_a_clock(before.instructions, self.instructions)
-            yield "clock" if clock else "instructions"
+            is_clock = _changes_like_a_clock(before.instructions, self.instructions)
+            yield "clock" if is_clock else "instructions"
+
+
+def _compare_tools(
+    before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]
+) -> Iterator[CacheHint]:
+    before_texts = list(map(format_tool, before))
+    texts = list(map(format_tool, now))
+    if texts == before_texts:
+        return
+    yield "tool_order" if sorted(texts) == sorted(before_texts) else "tools"
 
 
 def format_tool(definition: Mapping[str, Any]) -> str:
@@ -230,8 +252,8 @@ def _changes_like_a_clock(before: str, now: str) -> bool:
 
 
 def _number_tail(text: str) -> str:
-    found = _NUMBER_TAIL.search(text[-40:])
-    return found.group() if found else ""
+    match = _NUMBER_TAIL.search(text[-40:])
+    return match.group() if match else ""
 
 
 def _shared_length(one: str, other: str) -> int:

@@ -96,14 +96,18 @@ def get_members(block: Block) -> FrozenMap:
     """Return the uninterpreted members of a block's item that a request contains, without nulls."""
     if not block.extra or block.kind in ("opaque", "unknown"):
         return EMPTY
-    return select_members(block.extra, _OUTPUT_MEMBERS if block.kind in _OUTPUT else None)
+    if block.kind in _OUTPUT:
+        return select_members(block.extra, _OUTPUT_MEMBERS)
+    return select_members(block.extra)
 
 
 def strip_members(block: Block) -> Block:
     """Return the block without uninterpreted members, as a program or a server that drops them repeats it."""
     if isinstance(block, AssistantBlock) and any(part.extra for part in block.parts):
         block = replace(block, parts=tuple(replace(part, extra=EMPTY) for part in block.parts))
-    return replace(block, extra=EMPTY) if get_members(block) else block
+    if get_members(block):
+        return replace(block, extra=EMPTY)
+    return block
 
 
 def is_copy(one: Block, other: Block) -> bool:
@@ -111,9 +115,11 @@ def is_copy(one: Block, other: Block) -> bool:
 
     A server may encrypt the same content anew each time it is read.
     """
-    one, other = drop_ciphertext(one), drop_ciphertext(other)
-    members, others = get_members(one), get_members(other)
-    if any(members[name] != others[name] for name in members.keys() & others.keys()):
+    one = drop_ciphertext(one)
+    other = drop_ciphertext(other)
+    members = get_members(one)
+    other_members = get_members(other)
+    if any(members[name] != other_members[name] for name in members.keys() & other_members.keys()):
         return False
     return canonical_json(strip_members(one)) == canonical_json(strip_members(other))
 
@@ -169,7 +175,9 @@ def measure_canonical(block: Block) -> tuple[bytes | None, int]:
         shape = (shape, item.custom)
     if encoded is None:
         form = canonical(block)
-        return (None, 0) if form is None else (encode_sorted(form), _measure_slowly(block))
+        if form is None:
+            return None, 0
+        return encode_sorted(form), _measure_slowly(block)
     overhead = _overheads.get(shape)
     if overhead is None:
         overhead = _overheads[shape] = _measure_slowly(block) - len(encoded)
@@ -195,11 +203,14 @@ _MESSAGE_FORMS: dict[object, bytes] = {
 }
 
 
+_CUSTOM_MEMBER = {True: b'"custom":true,', False: b""}
+
+
 def _encode_tool_call(block: ToolCallBlock) -> bytes:
     return b'{"arguments":%b,"call_id":%b,%b"kind":"tool_call","name":%b}' % (
         encode_string(block.arguments),
         encode_string(block.call_id),
-        b'"custom":true,' if block.custom else b"",
+        _CUSTOM_MEMBER[block.custom],
         encode_string(block.name),
     )
 
@@ -209,7 +220,7 @@ def _encode_tool_result(block: ToolResultBlock) -> bytes | None:
     if len(parts) != 1 or type(part := parts[0]) is not TextPart or part.extra is not EMPTY:
         return None
     form = b'{"call_id":%b,%b"kind":"tool_result","parts":[{"text":%b,"type":"text"}]}'
-    custom = b'"custom":true,' if block.custom else b""
+    custom = _CUSTOM_MEMBER[block.custom]
     return form % (encode_string(block.call_id), custom, encode_string(part.text))
 
 
@@ -222,11 +233,14 @@ _ENCODERS: dict[object, Callable[[Any], bytes | None]] = {
 def _canonical_part(part: Part) -> CanonicalForm:
     match part:
         case TextPart():
-            cited = part.extra.get(CITATIONS)
-            citations = {CITATIONS: thaw(cited)} if isinstance(cited, tuple) else {}
+            form: CanonicalForm = {"type": "text", "text": part.text}
+            citations = part.extra.get(CITATIONS)
+            if isinstance(citations, tuple):
+                form[CITATIONS] = thaw(citations)
             annotations = drop_nulls(part.extra.get("annotations"))
-            noted = {"annotations": thaw(annotations)} if annotations else {}
-            return {"type": "text", "text": part.text, **citations, **noted}
+            if annotations:
+                form["annotations"] = thaw(annotations)
+            return form
         case RefusalPart():
             return {"type": "refusal", "text": part.text}
         case ImagePart():
@@ -309,19 +323,22 @@ PairingIssue = tuple[int, ProblemKind]
 def call_effect(block: Block) -> CallEffect | None:
     """Return the call that a block opens or answers, if any."""
     if type(block) is ToolCallBlock or type(block) is ToolResultBlock:  # faster than isinstance
-        key = "custom" if block.custom else "function", block.call_id
-        return type(block) is ToolCallBlock, (key,)
+        family = "custom" if block.custom else "function"
+        return type(block) is ToolCallBlock, ((family, block.call_id),)
     if type(block) is OpaqueBlock and block.type in _OPAQUE_CALL_TYPES:
         family, opens, members = _OPAQUE_CALL_TYPES[block.type]
         values = (block.item.get(member) for member in members)
         keys = tuple((family, key) for key in values if isinstance(key, str))
-        return (opens, keys) if keys else None
+        if keys:
+            return opens, keys
     return None
 
 
 def is_async_call(block: Block) -> bool:
     """Return whether a call may be answered later: the model marked it as asynchronous."""
-    item = block.item if isinstance(block, OpaqueBlock) else block.extra.get("item")
+    item = block.extra.get("item")
+    if isinstance(block, OpaqueBlock):
+        item = block.item
     return isinstance(item, FrozenMap) and item.get("async") is True
 
 
@@ -346,21 +363,29 @@ class ToolPairing:
         self.positions.append(position)
         opens, keys = effect
         if opens:
-            if self.open and not self.open.keys().isdisjoint(keys):
-                self.issues.append((position, "called_twice"))
-            is_assigned = block.metadata.get(FALLBACK_CALL_ID) is True
-            self.open.update(dict.fromkeys(keys, (position, keys, is_assigned)))
-        elif call := self.open.get(keys[0]):
-            _, call_keys, is_assigned = call
-            for key in call_keys:
-                self.open.pop(key, None)
-            self.answered.update(call_keys)
-            is_other = is_assigned or keys[0] != call_keys[0]
-            self.matches.append((position, "fallback" if is_other else "id"))
+            self._add_call(position, keys, block)
         else:
+            self._add_result(position, keys[0])
+
+    def _add_call(self, position: int, keys: tuple[CallKey, ...], block: Block) -> None:
+        if self.open and not self.open.keys().isdisjoint(keys):
+            self.issues.append((position, "called_twice"))
+        is_assigned = block.metadata.get(FALLBACK_CALL_ID) is True
+        self.open.update(dict.fromkeys(keys, (position, keys, is_assigned)))
+
+    def _add_result(self, position: int, key: CallKey) -> None:
+        call = self.open.get(key)
+        if call is None:
             self.matches.append((position, "unmatched"))
-            kind = "answered_twice" if keys[0] in self.answered else "orphan"
+            kind = "answered_twice" if key in self.answered else "orphan"
             self.issues.append((position, kind))
+            return
+        _, call_keys, is_assigned = call
+        for call_key in call_keys:
+            self.open.pop(call_key, None)
+        self.answered.update(call_keys)
+        is_fallback = is_assigned or key != call_keys[0]
+        self.matches.append((position, "fallback" if is_fallback else "id"))
 
     def copy(self) -> "ToolPairing":
         """Return a separate pairing with the same calls and results."""
@@ -380,7 +405,9 @@ class ToolPairing:
         Position 0 is ``blocks[offset]``.
         """
         first = bisect_left(self.positions, start)
-        end = len(self.positions) if stop is None else bisect_left(self.positions, stop)
+        end = len(self.positions)
+        if stop is not None:
+            end = bisect_left(self.positions, stop)
         pairing = ToolPairing()
         for position in self.positions[first:end]:
             pairing.add(position, blocks[offset + position])
@@ -394,14 +421,16 @@ class ToolPairing:
         for position, *_ in self.open.values():
             if not is_async_call(blocks[offset + position]):
                 issues.add((position, "unanswered"))
-        found: list[Problem] = []
+        problems: list[Problem] = []
         for position, kind in sorted(issues):
             block = blocks[offset + position]
             effect = call_effect(block)
             assert effect is not None  # noqa: S101 - only calls and results have issues
+            _, keys = effect
+            _, call_id = keys[0]
             name = block.name if isinstance(block, ToolCallBlock) else ""
-            found.append(Problem(kind, effect[1][0][1], block.id, name))
-        return tuple(found)
+            problems.append(Problem(kind, call_id, block.id, name))
+        return tuple(problems)
 
 
 ALGORITHM = "sha256"
@@ -494,8 +523,12 @@ class PrefixIndex:
 
     def rebuild(self, blocks: Sequence[Block], common: int) -> "PrefixIndex":
         """Return an index of these blocks, the first ``common`` of which are the first ones of this index."""
-        index = self if common == self.length else self.cut(blocks[:common])
-        return index.extend(blocks[common:]) if common < len(blocks) else index
+        index = self
+        if common < self.length:
+            index = self.cut(blocks[:common])
+        if common < len(blocks):
+            index = index.extend(blocks[common:])
+        return index
 
     def count(self, length: int) -> int:
         """Return the number of the first ``length`` blocks that the digests cover."""
@@ -573,9 +606,11 @@ def digest_derived(block: Block) -> str:
     """Return the digest of a reasoning or compaction item."""
     form = canonical_json(block)
     if form is None and isinstance(block, ReasoningBlock):
-        content = [block.summary, block.texts, block.encrypted_content]
-        members = thaw(get_members(block))
-        form = json.dumps([*content, members] if members else content, sort_keys=True).encode()
+        content: list[object] = [block.summary, block.texts, block.encrypted_content]
+        members = get_members(block)
+        if members:
+            content.append(thaw(members))
+        form = json.dumps(content, sort_keys=True).encode()
     return hashlib.sha256(form or b"").hexdigest()[:32]
 
 

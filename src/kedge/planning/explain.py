@@ -58,7 +58,8 @@ _CACHE_MISSES = {
 def explain(plan: "RequestPlan") -> str:
     """Return a few lines that a user can act on."""
     lines = [format_headline(plan)]
-    lines += [f"Not used: {describe_rejection(each, plan)}" for each in plan.rejected[:MAX_LISTED]]
+    listed = plan.rejected[:MAX_LISTED]
+    lines += [f"Not used: {describe_rejection(candidate, plan)}" for candidate in listed]
     if len(plan.rejected) > MAX_LISTED:
         lines.append(f"Not used: {len(plan.rejected) - MAX_LISTED} more.")
     if plan.conditional:
@@ -66,7 +67,8 @@ def explain(plan: "RequestPlan") -> str:
     elif plan.fallback in _ADVICE:
         lines.append(_ADVICE[plan.fallback])
     lines += _describe_omitted(plan)
-    lines += _describe_cache(plan, plan.cache) if plan.cache else ()
+    if plan.cache:
+        lines += _describe_cache(plan, plan.cache)
     lines += [f"Cannot be sent: {problem}." for problem in plan.problems[:MAX_LISTED]]
     if len(plan.problems) > MAX_LISTED:
         lines.append(f"Cannot be sent: {len(plan.problems) - MAX_LISTED} more of these.")
@@ -75,15 +77,22 @@ def explain(plan: "RequestPlan") -> str:
 
 def format_headline(plan: "RequestPlan", *, sizes: bool = True) -> str:
     """Return one sentence with the anchor of the request, its blocks and, before it is sent, about their size."""
-    about = "" if plan.body_bytes else "about "
-    sent_size, full_size = (f", {about}{format_size(size)}" if sizes else "" for size in plan.sizes)
-    full = f"{pluralize(plan.full_blocks, 'block')}{full_size}"
+    sent = pluralize(plan.delta_blocks, "block")
+    full = pluralize(plan.full_blocks, "block")
+    if sizes:
+        sent_bytes, full_bytes = plan.sizes
+        about = "" if plan.body_bytes else "about "
+        sent += f", {about}{format_size(sent_bytes)}"
+        full += f", {about}{format_size(full_bytes)}"
+
     if plan.anchor is None:
         reason = plan.mode_reason or plan.reason
         words = describe_full_send(plan.mode, reason, has_candidates=bool(plan.rejected))
         return f"Sending everything ({full}): {words}."
-    owner = f"conversation {plan.conversation_id}" if plan.conversation_id else "the server"
-    sent = f"{pluralize(plan.delta_blocks, 'block')}{sent_size}"
+
+    owner = "the server"
+    if plan.conversation_id:
+        owner = f"conversation {plan.conversation_id}"
     return f"Chained on {plan.anchor.response_id}: sending {sent}; {owner} has the rest of {full}."
 
 
@@ -96,8 +105,9 @@ def describe_full_send(mode: str, reason: str, *, has_candidates: bool) -> str:
         has_candidates: Whether candidates were rejected.
     """
     if mode == "stateless":
-        words = MODE_REASONS.get(reason, "")
-        return f"stateless mode, because {words}" if words else "stateless mode"
+        if reason in MODE_REASONS:
+            return f"stateless mode, because {MODE_REASONS[reason]}"
+        return "stateless mode"
     if has_candidates:
         return "no stored response matches this history"
     if reason in REASONS:
@@ -108,25 +118,28 @@ def describe_full_send(mode: str, reason: str, *, has_candidates: bool) -> str:
 def describe_rejection(rejected: RejectedAnchor, plan: "RequestPlan") -> str:
     """Return one sentence with the response that is not used, and the reason."""
     record = rejected.record
-    text = f"{rejected.name}, because {REASONS[rejected.reason]}"
+    sentence = f"{rejected.name}, because {REASONS[rejected.reason]}"
     if rejected.reason != "changed":
-        return f"{text}."
+        return f"{sentence}."
     if plan.barrier is not None and record.block_count <= plan.barrier:
         return f"{rejected.name}, because a compaction has replaced it."
     if record.block_count > plan.block_count:
-        end = (
-            f" (with block {plan.find_position(plan.block_count - 1)})" if plan.block_count else ""
-        )
+        end = ""
+        if plan.block_count:
+            end = f" (with block {plan.find_position(plan.block_count - 1)})"
         return f"{rejected.name}, because the conversation now ends before it{end}."
+    # The anchor matches, so the change is after it.
     start = plan.anchor.block_count if plan.anchor else 0
-    first, last = plan.find_position(start), plan.find_position(record.block_count - 1)
-    return f"{text} (somewhere in blocks {first} to {last})."
+    first = plan.find_position(start)
+    last = plan.find_position(record.block_count - 1)
+    return f"{sentence} (somewhere in blocks {first} to {last})."
 
 
 def _describe_omitted(plan: "RequestPlan") -> Iterator[str]:
     """Describe the blocks of the delta that are not sent."""
-    omitted = plan.left_out
-    kinds = Counter("reasoning" if each.kind == "reasoning" else "compaction" for each in omitted)
+    kinds = Counter(
+        "reasoning" if block.kind == "reasoning" else "compaction" for block in plan.left_out
+    )
     for kind, count in kinds.items():
         yield (
             f"Left out: {pluralize(count, 'block')} of {kind}. It is sent only to the provider that generated "

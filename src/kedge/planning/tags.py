@@ -38,14 +38,14 @@ def find_best_anchor(turn: Turn) -> str:
         The id of the response, or an empty string.
     """
     indices = _group_by_response(turn)
-    newest_first = sorted(indices, key=lambda each: indices[each][-1], reverse=True)
+    newest_first = sorted(indices, key=lambda response_id: indices[response_id][-1], reverse=True)
     log.trace("responses in the Turn, newest first: %s", newest_first, turn_id=turn.id)
-    found = next((each for each in newest_first if not _check_anchor(turn, each, indices)), "")
-    if found:
-        log.debug("best anchor by tags: %s", found, turn_id=turn.id)
-    else:
-        log.debug("no valid anchor by tags among %d responses", len(newest_first), turn_id=turn.id)
-    return found
+    for response_id in newest_first:
+        if _check_anchor(turn, response_id, indices) is None:
+            log.debug("best anchor by tags: %s", response_id, turn_id=turn.id)
+            return response_id
+    log.debug("no valid anchor by tags among %d responses", len(newest_first), turn_id=turn.id)
+    return ""
 
 
 @checked
@@ -60,7 +60,9 @@ def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:
         The blocks; none if the Turn has no block of the response.
     """
     indices = _group_by_response(turn).get(response_id)
-    blocks = list(turn.blocks[indices[-1] + 1 :]) if indices else []
+    blocks: list[Block] = []
+    if indices:
+        blocks.extend(turn[indices[-1] + 1 :])
     log.debug("%d blocks after the response", len(blocks), response_id=response_id, turn_id=turn.id)
     return blocks
 
@@ -94,11 +96,13 @@ def _find_problem(turn: Turn, indices: list[int], record: AnchorRecord | None) -
     if record is None:
         return None
     # Whatever its scope and expiry.
-    if reason := anchors.unavailable_reason(record, record.scope, -inf):
+    reason = anchors.unavailable_reason(record, record.scope, -inf)
+    if reason:
         return reason
     end = get_prefix_index(turn).count(max(indices[-1] + 1 - turn.lead, 0))
-    is_unchanged = end == record.block_count and select_matching(turn, [record])
-    return None if is_unchanged else "changed"
+    if end != record.block_count or not select_matching(turn, [record]):
+        return "changed"
+    return None
 
 
 def _group_by_response(turn: Turn) -> dict[str, list[int]]:
