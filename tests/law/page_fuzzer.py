@@ -195,7 +195,7 @@ class PageFuzzer:
 
     async def do_branch(self) -> None:
         """Send a message from an earlier response."""
-        nodes = (await self._get(f"{self.path}/chain"))["nodes"]
+        nodes = (await self._get(f"{self.path}/tree"))["nodes"]
         answers = [each["node"] for each in nodes if each["response"]]
         if answers:
             await self.do_send(at=self.rng.choice(answers))
@@ -218,7 +218,7 @@ class PageFuzzer:
 
     async def do_resume(self) -> None:
         """Send a question without an answer again."""
-        nodes = (await self._get(f"{self.path}/chain"))["nodes"]
+        nodes = (await self._get(f"{self.path}/tree"))["nodes"]
         parents = {each["parent"] for each in nodes}
         open_ = [n["node"] for n in nodes if n["kind"] == "asked" and n["node"] not in parents]
         if open_:

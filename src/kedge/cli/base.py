@@ -310,7 +310,7 @@ def echo_note(text: str) -> None:
 
 
 def echo_error(message: str, hint: str) -> None:
-    """Print an error and a hint on standard error; also after the command, whose context has the color."""
+    """Print an error and a hint on standard error, also when there is no context of a command any more."""
     text = wrap_text(f"Error: {sanitize_text(message)}", err=True).removeprefix("Error")
     lines = [f"{click.style('Error', fg='red')}{text}"]
     if hint:
@@ -383,7 +383,7 @@ class Command(click.Command):
         return bool(level)
 
     def _report_variables(self, ctx: click.Context, *, is_logged: bool) -> None:
-        """Report environment variables that are ignored and similar to that of a setting.
+        """Report environment variables that are ignored and similar to the variable of a setting.
 
         Without log records they are notes; commands that are tolerant list them.
         """
@@ -416,12 +416,22 @@ def _set_verbose(ctx: click.Context, _: click.Parameter, value: int) -> int:
     return value
 
 
-_EAGER: dict[str, Any] = {"is_eager": True, "expose_value": False}
-_VERBOSE_HELP = "Show tracebacks and warnings; repeat for more."
 _COMMON_OPTIONS = (
-    click.Option(["--json"], is_flag=True, callback=_set_json, help="Print JSON.", **_EAGER),
     click.Option(
-        ["-v", "--verbose"], count=True, callback=_set_verbose, help=_VERBOSE_HELP, **_EAGER
+        ["--json"],
+        is_flag=True,
+        callback=_set_json,
+        is_eager=True,
+        expose_value=False,
+        help="Print JSON.",
+    ),
+    click.Option(
+        ["-v", "--verbose"],
+        count=True,
+        callback=_set_verbose,
+        is_eager=True,
+        expose_value=False,
+        help="Show tracebacks and warnings; repeat for more.",
     ),
 )
 """The options of every command, which come last."""

@@ -104,13 +104,13 @@ def _show_progress() -> Generator[ProgressCallback]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (
+    with Bar(
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.description}"),
         TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
+        console=Console(stderr=True),
+    ) as bar:
         task = bar.add_task("", total=None)
 
         def on_progress(progress: Progress) -> None:

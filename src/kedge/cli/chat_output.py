@@ -345,6 +345,7 @@ def split_settled(text: str) -> tuple[str, str]:
 
 MAX_LIVE_WORK = MAX_MARKDOWN_WORK // 20
 """The work above which the growing part of an answer is drawn as plain text: it is parsed again for each delta."""
+REFRESHES_PER_SECOND = 12
 MAX_LIVE_CHARS = 4_000
 """The length of the end of a growing part that is drawn as plain text."""
 
@@ -408,8 +409,12 @@ class MarkdownOutput(TextOutput):
         if self._live is None:
             from rich.live import Live
 
-            options: dict[str, Any] = {"transient": True, "refresh_per_second": 12}
-            self._live = Live(console=self._console, vertical_overflow="ellipsis", **options)
+            self._live = Live(
+                console=self._console,
+                vertical_overflow="ellipsis",
+                transient=True,
+                refresh_per_second=REFRESHES_PER_SECOND,
+            )
             self._live.start()
         self._live.update(to_renderable(text, MAX_LIVE_WORK), refresh=fresh)
 

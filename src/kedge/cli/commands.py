@@ -71,7 +71,7 @@ _MODULES = {
         "conversations",
     ),
 }
-"""The modules of commands whose name differs from the module's."""
+"""The modules of commands that have another name than their module."""
 
 
 def load_command(name: str) -> click.Command:

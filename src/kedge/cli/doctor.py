@@ -271,7 +271,7 @@ def check_server_database(db: str) -> str:
 def check_database(
     address: str, file: Path | None, schema: "Schema", read_version: "Callable[[Tx], int]"
 ) -> str:
-    """Check an SQLite file, if it is one, and compare the schema with the one of this version."""
+    """Check a database, and compare its schema with the schema of this version; ``file`` is an SQLite file."""
     from kedge.store.database.schema import WrongSchema
 
     if file is not None:

@@ -285,35 +285,46 @@ def _run_workflow(
     if not resume:
         spec = {"model": get_config()["model"], **spec}
         remember(_spec_references(spec))
-    meta = click.get_current_context().meta
-    with show_progress() as on_event:
 
-        def record_start(event: results.WorkflowEvent) -> None:
-            if isinstance(event, results.WorkflowStarted):
-                meta[ADVICE_KEY] = f"Continue with: kedge run {kind} --resume {event.workflow}"
-            on_event(event)
+    async def work(opened: Store) -> WorkflowResult:
+        workflow_spec = spec
+        if resume:
+            workflow_spec = await _load_spec(opened, kind, resume)
+        async with open_mcp_servers(mcp_servers) as boxes:
+            return await run_spec(
+                kind,
+                workflow_spec,
+                opened,
+                workflow=resume or name,
+                on_event=on_event,
+                tools=boxes,
+            )
 
-        async def work(opened: Store) -> WorkflowResult:
-            run_with = spec
-            if resume:
-                run_with = await _load_spec(opened, kind, resume)
-            async with open_mcp_servers(mcp_servers) as boxes:
-                return await run_spec(
-                    kind,
-                    run_with,
-                    opened,
-                    workflow=resume or name,
-                    on_event=record_start,
-                    tools=boxes,
-                )
+    with show_progress() as show_event, _advise_to_resume(kind) as record_start:
 
-        try:
-            result = run_with_store(work, make=True, connects=True)
-        except KeyboardInterrupt:
-            if ADVICE_KEY in meta:
-                echo(dim(meta[ADVICE_KEY]), err=True)
-            raise
+        def on_event(event: results.WorkflowEvent) -> None:
+            record_start(event)
+            show_event(event)
+
+        result = run_with_store(work, make=True, connects=True)
     return Result(_result_to_json(result), lambda: _print_result(result))
+
+
+@contextmanager
+def _advise_to_resume(kind: results.WorkflowKind) -> Generator[results.WorkflowCallback]:
+    """Yield a function for events, after whose first one each error and Ctrl-C names the command that continues."""
+    meta = click.get_current_context().meta
+
+    def record_start(event: results.WorkflowEvent) -> None:
+        if isinstance(event, results.WorkflowStarted):
+            meta[ADVICE_KEY] = f"Continue with: kedge run {kind} --resume {event.workflow}"
+
+    try:
+        yield record_start
+    except KeyboardInterrupt:
+        if ADVICE_KEY in meta:
+            echo(dim(meta[ADVICE_KEY]), err=True)
+        raise
 
 
 def _result_to_json(result: WorkflowResult) -> dict[str, Any]:

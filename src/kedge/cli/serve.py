@@ -6,7 +6,7 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -45,7 +45,9 @@ from kedge.store import Store, TokenRegistry, open_store
 from kedge.store.open import open_current_database
 
 if TYPE_CHECKING:
+    from kedge.mcp.server import ChooseModel
     from kedge.server.settings import Settings
+    from kedge.web.app import PageSettings
 
 DAY = 86_400
 MEGABYTE = 1_000_000
@@ -69,7 +71,16 @@ def command(
     store = store_file(find_store_url())
     if page and store is not None and store.resolve() == Path(settings.db).resolve():
         raise click.UsageError("--db and --store must be different files")
-    run(settings, host, port, requires_token, has_page=page, keep_bodies=keep_bodies)
+    page_settings: PageSettings | None = None
+    if page:
+        page_settings = _make_page_settings(keep_bodies, requires_token)
+    run(settings, host, port, page_settings, requires_token=requires_token)
+
+
+def _make_page_settings(keep_bodies: bool, requires_token: bool) -> "PageSettings":
+    from kedge.web.app import PageSettings
+
+    return PageSettings(find_store_url(create=True), keep_bodies, requires_token)
 
 
 def _build_settings(
@@ -128,53 +139,74 @@ def run(
     settings: "Settings",
     host: str,
     port: int,
-    requires_token: bool,
+    page: "PageSettings | None",
     *,
-    has_page: bool,
-    keep_bodies: bool,
+    requires_token: bool,
 ) -> None:
-    """Serve until a signal arrives; ``keep_bodies`` is for the conversations of the page.
+    """Serve until a signal arrives, with a page unless its settings are None.
 
     Named tokens are required from the start if the store has any, otherwise as soon as there is one.
     """
-    from kedge.server.app import create_app
-    from kedge.usage.tokens import count_text
+
+    async def serve(listener: socket.socket) -> None:
+        announce = partial(_announce_server, settings, bound_url(listener), page)
+        async with AsyncExitStack() as stack:
+            if page is None:
+                server = await _open_api_server(stack, settings, announce, requires_token)
+            else:
+                server = await _open_page_server(stack, settings, announce, page, listener)
+            await server.serve(sockets=[listener])
 
     with listen(host, port) as listener:
-        url = bound_url(listener)
+        asyncio.run(serve(listener))
 
-        def announce() -> None:
-            # The vocabulary is slow to load: load it before the first request.
-            threading.Thread(target=count_text, args=("hello",), daemon=True).start()
-            measure("responses_chained_mode_enabled", int(is_chaining_enabled()))
-            db = mask_url(settings.db)
-            addresses = {"url": url, "base_url": f"{url}/v1", "db": db}
-            line = f"Serving {url}/v1, storing responses in {db}"
-            if has_page:
-                addresses["page"] = f"{url}/"
-                addresses["store"] = mask_url(find_store_url())
-                line += f"\nThe page is at {url}/"
-            _announce(addresses, line)
 
-        async def serve() -> None:
-            async with AsyncExitStack() as stack:
-                if not has_page:
-                    registry = await _open_tokens(stack, required=requires_token)
-                    app = create_app(replace(settings, callers=registry))
-                    if registry is not None:
-                        app.state.health.add(registry.check_health)
-                    server = UvicornServer(app, on_started=announce)
-                else:
-                    from kedge.web.app import PageSettings, open_page_server
+def _announce_server(settings: "Settings", url: str, page: "PageSettings | None") -> None:
+    """Print where the server listens, and prepare its first requests."""
+    from kedge.usage.tokens import count_text
 
-                    store = find_store_url(create=True)
-                    stack.enter_context(store_practice_responses(store))
-                    page = PageSettings(store, keep_bodies, requires_token)
-                    opening = open_page_server(settings, page, local_url(listener), announce)
-                    server = await stack.enter_async_context(opening)
-                await server.serve(sockets=[listener])
+    # The vocabulary is slow to load: load it before the first request.
+    threading.Thread(target=count_text, args=("hello",), daemon=True).start()
+    measure("responses_chained_mode_enabled", int(is_chaining_enabled()))
+    db = mask_url(settings.db)
+    addresses = {"url": url, "base_url": f"{url}/v1", "db": db}
+    line = f"Serving {url}/v1, storing responses in {db}"
+    if page is not None:
+        addresses["page"] = f"{url}/"
+        addresses["store"] = mask_url(page.store)
+        line += f"\nThe page is at {url}/"
+    _announce(addresses, line)
 
-        asyncio.run(serve())
+
+async def _open_api_server(
+    stack: AsyncExitStack,
+    settings: "Settings",
+    announce: Callable[[], None],
+    requires_token: bool,
+) -> UvicornServer:
+    """Open a server without a page."""
+    from kedge.server.app import create_app
+
+    registry = await _open_tokens(stack, required=requires_token)
+    app = create_app(replace(settings, callers=registry))
+    if registry is not None:
+        app.state.health.add(registry.check_health)
+    return UvicornServer(app, on_started=announce)
+
+
+async def _open_page_server(
+    stack: AsyncExitStack,
+    settings: "Settings",
+    announce: Callable[[], None],
+    page: "PageSettings",
+    listener: socket.socket,
+) -> UvicornServer:
+    """Open a server with a page, whose conversations with the practice model are in its store."""
+    from kedge.web.app import open_page_server
+
+    stack.enter_context(store_practice_responses(page.store))
+    opening = open_page_server(settings, page, local_url(listener), announce)
+    return await stack.enter_async_context(opening)
 
 
 async def _open_tokens(stack: AsyncExitStack, *, required: bool) -> TokenRegistry | None:
@@ -235,7 +267,7 @@ async def run_uvicorn(app: Any, listener: socket.socket, **options: Any) -> None
 
 
 PROXY_SHUTDOWN_SECONDS = 10
-"""Seconds for which the responses of a proxy may finish when it stops, as those of a server."""
+"""Seconds for which the responses of a proxy may finish when it stops, as the responses of a server."""
 WAIT_SECONDS = 2.0
 """Seconds for which a request waits for a lock or a connection of the store."""
 
@@ -268,12 +300,8 @@ def proxy_command(
     with ExitStack() as stack:
         if store is not None:
             stack.callback(store.database.close)
-        if requires_token and not (store and asyncio.run(TokenRegistry(store).list())):
-            raise click.UsageError(
-                f"{host} can be reached from other machines: set --token or KEDGE_PROXY_TOKEN, add a token to "
-                "the store of --db with 'kedge auth add', listen on 127.0.0.1, or pass --allow-remote if "
-                "something in front of the proxy checks who connects"
-            )
+        if requires_token:
+            _check_proxy_tokens(host, store)
         app = create_proxy_app(
             upstream, store=store, any_host=allow_remote, requires_token=requires_token, **options
         )
@@ -290,6 +318,17 @@ def proxy_command(
             timeout_graceful_shutdown=PROXY_SHUTDOWN_SECONDS,
         )
         asyncio.run(serving)
+
+
+def _check_proxy_tokens(host: str, store: Store | None) -> None:
+    """Check that the store has a token, without which nobody could use the proxy."""
+    if store is not None and asyncio.run(TokenRegistry(store).list()):
+        return
+    raise click.UsageError(
+        f"{host} can be reached from other machines: set --token or KEDGE_PROXY_TOKEN, add a token to "
+        "the store of --db with 'kedge auth add', listen on 127.0.0.1, or pass --allow-remote if "
+        "something in front of the proxy checks who connects"
+    )
 
 
 def _open_proxy_store(address: str, *, keep_bodies: bool) -> Store | None:
@@ -332,11 +371,10 @@ def mcp_command(
         from kedge.mcp.server import StoreTools, create_http_app, create_mcp_server, serve_stdio
 
         async with use_store(make=allow_write, connects=allow_write) as opened:
-            tools = StoreTools(opened)
+            choose_model: ChooseModel | None = None
             if allow_write:
                 choose_model = partial(resolve_model, opened, requested=requested, may_ask=False)
-                tools = StoreTools(opened, choose_model)
-            server = create_mcp_server(tools.to_toolbox())
+            server = create_mcp_server(StoreTools(opened, choose_model).to_toolbox())
             if not http:
                 await serve_stdio(server)
                 return

@@ -73,25 +73,16 @@ def command(
             blocks = await opened.last_blocks(row, last, node.id)
         return row, node, await _name_models(opened, row, node, blocks)
 
-    row, node, shown_blocks = run_with_store(work)
-    blocks = shown_blocks.blocks
-
-    def show() -> None:
-        count = pluralize(node.length, "block")
-        if len(blocks) < node.length:
-            count += f", the last {len(blocks)} of them"
-        echo(dim(f"{sanitize_text(row.title or row.id)}, node {node.id}, {count}"))
-        print_blocks(blocks, full=full, models=shown_blocks.models)
-
+    row, node, shown = run_with_store(work)
     value = {
         "id": row.id,
         "title": row.title,
         "node": node.id,
         "kind": node.kind,
-        "blocks": _dump(blocks),
-        "models": shown_blocks.models,
+        "blocks": _dump(shown.blocks),
+        "models": shown.models,
     }
-    return Result(value, show)
+    return Result(value, lambda: _print_conversation(row, node, shown, full=full))
 
 
 class ShownBlocks(NamedTuple):
@@ -99,6 +90,16 @@ class ShownBlocks(NamedTuple):
 
     blocks: Sequence[turns.Block]
     models: Mapping[str, str]
+
+
+def _print_conversation(
+    row: ConversationRow, node: Node, shown: ShownBlocks, *, full: bool
+) -> None:
+    count = pluralize(node.length, "block")
+    if len(shown.blocks) < node.length:
+        count += f", the last {len(shown.blocks)} of them"
+    echo(dim(f"{sanitize_text(row.title or row.id)}, node {node.id}, {count}"))
+    print_blocks(shown.blocks, full=full, models=shown.models)
 
 
 async def _name_models(
@@ -140,7 +141,7 @@ async def _follow(store: Store, name: str, last: int | None, *, full: bool) -> N
         row = await store.conversation(row.id)
 
 
-def _print_new_blocks(shown: "ShownBlocks", *, full: bool) -> None:
+def _print_new_blocks(shown: ShownBlocks, *, full: bool) -> None:
     """Print the new blocks of a followed conversation at once, also into a pipe."""
     if is_json():
         for block in shown.blocks:

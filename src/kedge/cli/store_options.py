@@ -121,10 +121,14 @@ def optional_duration_option(name: str, text: str) -> Callable[[F], F]:
 
 def time_options(function: F) -> F:
     """Add ``--since`` and ``--until``."""
-    since = "Start of the range: 2026-11-15 (UTC), or an age such as 7d."
-    kind: dict[str, Any] = {"type": parse_time, "metavar": "TIME"}
-    until = click.option("--until", help="End of the range.", **kind)
-    return click.option("--since", help=since, **kind)(until(function))
+    add_since = click.option(
+        "--since",
+        type=parse_time,
+        metavar="TIME",
+        help="Start of the range: 2026-11-15 (UTC), or an age such as 7d.",
+    )
+    add_until = click.option("--until", type=parse_time, metavar="TIME", help="End of the range.")
+    return add_since(add_until(function))
 
 
 def page_options(limit: int) -> Callable[[F], F]:
@@ -309,7 +313,7 @@ async def find_conversations(store: "Store", names: "Sequence[str]") -> "list[Co
 async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | None":
     """Return the conversation with this id, title or abbreviated id; None if there is none.
 
-    An empty name, such as of an unset variable, is not the one of a conversation without a title.
+    An empty name, such as of an unset variable, does not name a conversation without a title.
     """
     if not name:
         return None
@@ -342,7 +346,7 @@ def _matches_id(full_id: str, name: str) -> bool:
 
 
 def _choose_by_title(titled: "list[ConversationRow]") -> "ConversationRow":
-    """Choose among conversations with the same title the one that is not a fork of another."""
+    """Return the conversation of this title of which the others are forks."""
     ids = {row.id for row in titled}
     originals = [row for row in titled if row.forked_from not in ids]
     if len(originals) > 1:
@@ -417,11 +421,11 @@ def require_confirmed(
 
 def _load() -> set[str]:
     """Return the list; a line that is damaged, such as by a full disk, does not affect the others."""
-    found: set[str] = set()
+    references: set[str] = set()
     with suppress(OSError):
         for line in confirmations_file().read_bytes().split(b"\n"):
             with suppress(ValueError, RecursionError):
                 value = json.loads(line)
                 if isinstance(value, str):
-                    found.add(value)
-    return found
+                    references.add(value)
+    return references

@@ -50,10 +50,10 @@ MAX_PREFIXES = 64
 
 
 class AnchorCache(BoundedDict[tuple[str, str], AnchorRecord]):
-    """Anchor records of one scope by namespace and digest; those that were recorded first are evicted."""
+    """Anchor records of one scope by namespace and digest; the oldest records are evicted."""
 
     def record(self, turn: Turn, namespace: str = "") -> None:
-        """Record the stored responses of a Turn, and remove those that are lost."""
+        """Record the stored responses of a Turn, and remove the lost ones."""
         for record in get_state(turn).anchors:
             key = (namespace, record.digest)
             if record.status == "lost":

@@ -110,7 +110,8 @@ class OutputEmitter:
         for block in outcome.blocks:
             if block.output_index not in self._seen_indices:
                 yield from emit_block(block, self.prefix_digest)
-        if (usage := outcome.usage) is not None:
+        usage = outcome.usage
+        if usage is not None:
             yield models.ModelUsage(
                 usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens
             )

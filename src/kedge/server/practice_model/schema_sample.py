@@ -144,7 +144,7 @@ class _Sampler(Struct):
             schema: The schema of the part.
             name: The name of the member, or empty.
             depth: The number of schemas around it.
-            given: The value that the sentence has for it; by default the one of this name.
+            given: The value that the sentence has for it; by default the value with this name.
         """
         if depth > MAX_DEPTH:
             return None
@@ -156,7 +156,8 @@ class _Sampler(Struct):
             return self._emit(rules["const"])
         if rules.get("enum"):
             return self._emit(self._choose_enum_value(rules, given))
-        if branches := self._list_branches(rules):
+        branches = self._list_branches(rules)
+        if branches:
             branch = self._choose_branch(branches, name, depth, given)
             return self.sample(branch, name, depth + 1, given)
         match read_type(rules):
@@ -174,7 +175,7 @@ class _Sampler(Struct):
         return value
 
     def _resolve(self, schema: object, depth: int = 0) -> JsonSchema:
-        """Follow references and add the members of ``allOf``."""
+        """Follow references and add the keywords of ``allOf``; of a repeated keyword the last one counts."""
         rules = as_schema(schema)
         self.budget.spend_steps(1 + len(rules))
         if depth > MAX_DEPTH:
@@ -201,7 +202,7 @@ class _Sampler(Struct):
         return node
 
     def _list_branches(self, rules: JsonSchema) -> list[JsonSchema]:
-        """Return the alternatives of a schema: those of ``anyOf`` and ``oneOf``, or its types if they are several."""
+        """Return the schemas in ``anyOf`` or ``oneOf``, or one for each type of a list of types."""
         alternatives = rules.get("anyOf") or rules.get("oneOf")
         if alternatives is None and isinstance(rules.get("type"), list):
             alternatives = [{"type": kind} for kind in rules["type"]]
@@ -240,7 +241,8 @@ class _Sampler(Struct):
         if rules.get("enum"):
             self.budget.spend_steps(len(rules["enum"]))
             return value in rules["enum"]
-        if branches := self._list_branches(rules):
+        branches = self._list_branches(rules)
+        if branches:
             return any(self._accepts(branch, value, depth + 1) for branch in branches)
 
         kind = read_type(rules)

@@ -4,8 +4,8 @@ A script is JSON or TOML with one list, ``answers``. Each answer may have condit
 message contains this text; ``sees``: any message does; ``after``: the result of this tool follows
 that message; ``turn``: it is the n-th answer of the conversation) and has parts (``think``, ``say``,
 ``refuse``, ``call``, in that order, and ``pace``). The first answer whose conditions are all met is
-used; if there is none, the practice model answers. Like those of the model, answers of a script depend
-on the context only.
+used; if there is none, the practice model answers. Like the answers of the model, the answers of a script
+depend on the context only.
 """
 
 import json

@@ -166,8 +166,10 @@ def _plan_calls(sentence: str, tools: Mapping[str, Item]) -> list[PlannedCall]:
     sentence = sentence[:MAX_SENTENCE_LENGTH]
     if not tools or NO_CALL_PATTERN.search(sentence):
         return []
-    if every := EVERY_TOOL_PATTERN.search(sentence):
-        return [PlannedCall(tool, sentence[every.end() :]) for tool in tools.values()][:MAX_CALLS]
+    all_tools = EVERY_TOOL_PATTERN.search(sentence)
+    if all_tools is not None:
+        clause = sentence[all_tools.end() :]
+        return [PlannedCall(tool, clause) for tool in tools.values()][:MAX_CALLS]
     mentions = _find_mentions(sentence, tools)
     planned: list[PlannedCall] = []
     step = 0

@@ -48,7 +48,7 @@ MODIFIERS: tuple[tuple[re.Pattern[str], Callable[["re.Match[str]"], dict[str, An
 ANY_MODIFIER = re.compile(
     "|".join(f"(?:{pattern.pattern})" for pattern, _ in MODIFIERS), re.IGNORECASE
 )
-"""A pattern that matches if one of them does, which is rare."""
+"""A pattern that matches if one of the modifiers does, which is rare."""
 
 
 class Utterance(NamedTuple):
@@ -102,7 +102,8 @@ def _split_first_modifier(sentence: str) -> tuple[str, dict[str, Any]] | None:
     if not ANY_MODIFIER.match(sentence):
         return None
     for pattern, read_fields in MODIFIERS:
-        if match := pattern.match(sentence):
+        match = pattern.match(sentence)
+        if match is not None:
             return sentence[match.end() :].strip(), read_fields(match)
     return None
 

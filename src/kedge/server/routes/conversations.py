@@ -98,10 +98,10 @@ def _find_conversation(service: ServerState, request: Request) -> StoredConversa
 
 
 def _prepare_items(
-    service: ServerState, sent: Sequence[Item], existing: Sequence[Item]
+    service: ServerState, new_items: Sequence[Item], existing: Sequence[Item]
 ) -> tuple[str, list[Item]]:
     key = service.nodes.new_key()
-    referred = coherence.resolve_references(sent, StoredItems(service.nodes))
-    coherence.check_duplicate_ids(coherence.EMPTY_COHERENCE.extend(existing), referred)
-    coherence.check_encrypted_content(referred, service.cipher.decrypt)
-    return key, normalize_items(referred, key)
+    resolved = coherence.resolve_references(new_items, StoredItems(service.nodes))
+    coherence.check_duplicate_ids(coherence.EMPTY_COHERENCE.extend(existing), resolved)
+    coherence.check_encrypted_content(resolved, service.cipher.decrypt)
+    return key, normalize_items(resolved, key)

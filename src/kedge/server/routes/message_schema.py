@@ -99,7 +99,7 @@ CUSTOM_TOOL: v.Members = {
 OWN_MEMBERS = ("type?", "description", "input_schema!", "eager_input_streaming?")
 """Those that a tool of the provider does not have."""
 CLIENT_TOOL: v.Members = {
-    **{name: each for name, each in CUSTOM_TOOL.items() if name not in OWN_MEMBERS},
+    **{name: rule for name, rule in CUSTOM_TOOL.items() if name not in OWN_MEMBERS},
     "max_characters?": v.Integer(minimum=0),
     "display_width_px": v.Integer(minimum=1),
     "display_height_px": v.Integer(minimum=1),

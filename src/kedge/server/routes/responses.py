@@ -40,51 +40,77 @@ async def create(request: Request) -> Any:
     unstored: LaneMemory | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
     on_socket = unstored is not None
     checked = await http.read_checked(request, partial(requests.check_create, on_socket=on_socket))
-    body = checked.body
-    await prepare.precount_request(body, is_long=checked.is_long)
-    service = http.get_service(request)
-    background: BackgroundJobs = request.app.state.background
-    record: RecordedRequest | None = request.scope.get(RECORD_KEY)
-    key = _get_idempotency_key(request) if unstored is None else None
+    await prepare.precount_request(checked.body, is_long=checked.is_long)
+    key: str | None = None
+    if not on_socket:
+        key = _get_idempotency_key(request)
     if key is not None:
-        repeated = await service.run(_find_repeated, service, body, key, is_long=True)
+        service = http.get_service(request)
+        repeated = await service.run(_find_repeated, service, checked.body, key, is_long=True)
         if repeated is not None:
-            return await _repeat_response(request, *repeated, body.get("stream"))
-    new_key = service.nodes.new_key
-    resolve = partial(prepare.resolve_request, service, body, new_key, unstored)
+            node, encoded = repeated
+            return await _repeat_response(request, node, encoded, checked.body.get("stream"))
+
+    draft = await _prepare_draft(request, checked, unstored, key)
+    run, log = await _start_run(request, draft, unstored)
+    if log is None:
+        return await respond(request, run)
+    background: BackgroundJobs = request.app.state.background
+    background.start(run, log)
+    if run.is_streamed:
+        return replay(log.read(-1))
+    return http.respond_encoded(run.snapshot())
+
+
+async def _prepare_draft(
+    request: Request,
+    checked: http.CheckedBody[Any],
+    unstored: "LaneMemory | None",
+    idempotency_key: str | None,
+) -> ResponseDraft:
+    """Load the context of a request, and prepare the prompt and the stored form of its response."""
+    service = http.get_service(request)
+    body = checked.body
+    resolve = partial(prepare.resolve_request, service, body, service.nodes.new_key, unstored)
     reads_much = checked.is_long or prepare.reads_history(service, body, unstored)
     resolved = await service.run(resolve, is_long=reads_much)
     build = partial(
-        prepare.build_draft, service, body, resolved, on_socket=on_socket, idempotency_key=key
+        prepare.build_draft,
+        service,
+        body,
+        resolved,
+        on_socket=unstored is not None,
+        idempotency_key=idempotency_key,
     )
-    draft = await compute(build, is_long=checked.is_long or resolved.is_long)
+    return await compute(build, is_long=checked.is_long or resolved.is_long)
+
+
+async def _start_run(
+    request: Request, draft: ResponseDraft, unstored: "LaneMemory | None"
+) -> tuple[ResponseRun, EventLog | None]:
+    """Reserve the tokens of a response and open its run; see `_open_run`."""
+    service = http.get_service(request)
     max_tokens = 0 if draft.skip_model else draft.prompt.max_tokens
     reservation = await service.reserve_tokens(draft.usage.input, max_tokens)
     try:
-        open_run = partial(_open_run, service, background, draft, unstored, record)
+        open_run = partial(_open_run, request, draft, unstored)
         run, log = await service.run(open_run, is_long=draft.is_large)
     except BaseException:
         await service.access.settle(reservation, 0)
         raise
     run.reservation = reservation
-    if log is not None:
-        background.start(run, log)
-        if run.is_streamed:
-            return replay(log.read(-1))
-        return http.respond_encoded(run.snapshot())
-    return await respond(request, run)
+    return run, log
 
 
 def _open_run(
-    service: ServerState,
-    background: BackgroundJobs,
-    draft: ResponseDraft,
-    unstored: "LaneMemory | None",
-    record: RecordedRequest | None,
+    request: Request, draft: ResponseDraft, unstored: "LaneMemory | None"
 ) -> tuple[ResponseRun, EventLog | None]:
     """Return the run of a response, with the events so far if it is generated in the background."""
+    service = http.get_service(request)
     if draft.request_fields["background"]:
+        background: BackgroundJobs = request.app.state.background
         background.check_capacity()
+    record: RecordedRequest | None = request.scope.get(RECORD_KEY)
     run = ResponseRun(service, draft, unstored, record)
     try:
         if run.is_background:
