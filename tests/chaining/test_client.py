@@ -35,6 +35,18 @@ def test_a_resent_history_is_sent_as_a_delta(server: TestServer, client: OpenAI)
     assert report.saved_bytes > 0
 
 
+def test_a_chain_that_reached_the_limit_of_its_server_starts_anew(
+    server: TestServer, make_client: MakeClient
+) -> None:
+    """An older response within the limit is not continued: each request on it would be longer than the last."""
+    client = chain(make_client(), trust="always", max_depth=2)
+    history: list[Any] = []
+    for number in range(7):
+        ask(client, history, f"Question {number}")
+    assert [len(body["input"]) for body in bodies(server)] == [1, 1, 1, 7, 1, 1, 13]
+    assert chain_report(client).passed_through == {"new": 1, "no_anchor": 2}
+
+
 def test_a_null_member_counts_as_absent(server: TestServer, client: OpenAI) -> None:
     """The anchor replaces a `previous_response_id` that the program sends as null."""
     history: list[Any] = []

@@ -43,6 +43,7 @@ from kedge.planning.digests import (
     strip_members,
 )
 from kedge.planning.explain import DOUBT_REASONS
+from kedge.planning.selection import AnchorCheck, select_anchor
 from kedge.turns import Block, user
 from kedge.turns.frozen_json import thaw
 
@@ -303,29 +304,43 @@ def rewrite(
     Returns:
         The new request, or the reason for sending the one that the program wrote.
     """
-    # At least one item must remain: servers reject an empty input.
+    entries: dict[AnchorRecord, IndexedResponse] = {}
+
+    def iter_records() -> Iterator[AnchorRecord]:
+        for entry in _iter_candidates(request, index, scope):
+            entries[entry.record] = entry
+            yield entry.record
+
+    if next(_iter_ends(request, request.prefixes.covered), None) is None:
+        return "new"
+    check = AnchorCheck(request.prefixes, scope, now, max_depth, not_before)
+    record, _ = select_anchor(iter_records(), check)
+    if record is None:
+        return "no_anchor"
+    return _send_rest(request, entries[record]) or "no_anchor"
+
+
+def _iter_candidates(
+    request: ParsedRequest, index: AnchorIndex, scope: str
+) -> Iterator[IndexedResponse]:
+    """Yield the known responses whose context may be a prefix of the input, the longest first, then the newest."""
     counts = _iter_ends(request, request.prefixes.covered)
-
-    def is_usable(entry: IndexedResponse) -> bool:
-        record = entry.record
-        if anchors.unavailable_reason(record, scope, now, max_depth, not_before) is not None:
-            return False
-        if not anchors.matches_prefix(record, request.prefixes):
-            return False
-        context = request.blocks[: request.prefixes.end_position(record.block_count)]
-        return _hash_members(context).issubset(entry.members)
-
-    reason = "new"
     for size in LOOKUP_SIZES:
         digests = [request.prefixes.digest(count) for count in islice(counts, size)]
         if not digests:
-            break
-        reason = "no_anchor"
-        usable = list(filter(is_usable, index.find(scope, digests)))
-        if usable:
-            anchor = max(usable, key=lambda entry: anchors.anchor_sort_key(entry.record))
-            return _send_rest(request, anchor) or "no_anchor"
-    return reason
+            return
+        entries = index.find(scope, digests)
+        entries.sort(key=lambda entry: anchors.anchor_sort_key(entry.record), reverse=True)
+        for entry in entries:
+            if not _contradicts(request, entry):
+                yield entry
+
+
+def _contradicts(request: ParsedRequest, entry: IndexedResponse) -> bool:
+    """Return whether the replay of a context has members of the model's output that the response had not."""
+    covered = min(entry.record.block_count, request.prefixes.covered)
+    context = request.blocks[: request.prefixes.end_position(covered)]
+    return not _hash_members(context).issubset(entry.members)
 
 
 def _send_rest(request: ParsedRequest, anchor: IndexedResponse) -> Rewritten | None:
@@ -363,6 +378,7 @@ _OUTPUT_BLOCKS = (turns.AssistantBlock, turns.ToolCallBlock, turns.OpaqueBlock)
 
 def _iter_ends(request: ParsedRequest, longest: int) -> Iterator[int]:
     """Yield where a response may end: after an output item, with something left to send; the longest first."""
+    # At least one item must remain: servers reject an empty input.
     for count in range(longest, 0, -1):
         end = request.prefixes.end_position(count)
         if 0 < end < len(request.blocks) and isinstance(request.blocks[end - 1], _OUTPUT_BLOCKS):

@@ -29,10 +29,8 @@ from kedge.planning.anchors import (
     conversation_scope,
     get_state,
     is_unusable_status,
-    matches_prefix,
-    unavailable_reason,
 )
-from kedge.planning.digests import PrefixIndex, Problem, ResultMatch, get_prefix_index
+from kedge.planning.digests import Problem, ResultMatch, get_prefix_index
 from kedge.planning.render import (
     build_input_from_blocks,
     find_compaction_start,
@@ -42,6 +40,7 @@ from kedge.planning.render import (
     get_instructions,
     measure_full_body,
 )
+from kedge.planning.selection import AnchorCheck, select_anchor
 from kedge.turns import Block, ReasoningBlock, Turn
 from kedge.turns.blocks import ENGINE
 from kedge.turns.responses_items import Item
@@ -314,11 +313,11 @@ def plan_request(
     if compaction is not None:
         barrier = index.count(compaction)
 
-    check = _CandidateCheck(index, barrier, scope, now, max_depth, not_before)
+    check = AnchorCheck(index, scope, now, max_depth, not_before, barrier)
     if mode == "conversation":
         check.scope = conversation_scope(scope, state.conversation_id)
         check.max_depth = None
-    anchor, rejected = _choose_anchor(_iter_candidates(mode, state, extra), check)
+    anchor, rejected = select_anchor(_iter_candidates(mode, state, extra), check)
 
     start = first
     covered_start = barrier or 0
@@ -364,33 +363,6 @@ def find_problems(turn: Turn, first: int = 0) -> tuple[Problem, ...]:
     return get_prefix_index(turn).problems(turn.blocks, turn.lead, first)
 
 
-class _CandidateCheck(msgspec.Struct):
-    """Checks whether a candidate is proved and available."""
-
-    index: PrefixIndex
-    barrier: int | None
-    scope: str
-    now: float
-    max_depth: int | None
-    not_before: float = 0.0
-
-    def rejection_reason(self, record: AnchorRecord) -> Reason | None:
-        """Return why a record cannot be used as the anchor, or None if it can."""
-        reason = unavailable_reason(record, self.scope, self.now, self.max_depth, self.not_before)
-        if reason:
-            return reason
-        if record.block_count <= 0:
-            return "unproven"
-        if not self.matches(record):
-            return "changed"
-        return None
-
-    def matches(self, record: AnchorRecord) -> bool:
-        """Return whether the record matches a prefix of the blocks that would be sent."""
-        # Blocks before the newest compaction would not be sent any more.
-        return record.barrier == self.barrier and matches_prefix(record, self.index)
-
-
 def _iter_candidates(
     mode: Mode, state: ConversationState, extra: Iterable[AnchorRecord]
 ) -> Iterable[AnchorRecord]:
@@ -417,22 +389,6 @@ def _is_new_candidate(record: AnchorRecord, state: ConversationState) -> bool:
         return True
     is_lost = own_record.status == "lost" or is_unusable_status(own_record.status)
     return own_record != record and not is_lost
-
-
-def _choose_anchor(
-    candidates: Iterable[AnchorRecord], check: _CandidateCheck
-) -> tuple[AnchorRecord | None, tuple[RejectedAnchor, ...]]:
-    """Return the first candidate that can be used, and those before it that cannot."""
-    rejected: list[RejectedAnchor] = []
-    for record in candidates:
-        reason = check.rejection_reason(record)
-        if reason is None:
-            return record, tuple(rejected)
-        rejected.append(RejectedAnchor(record.response_id, reason, record))
-        if reason == "too_deep" and check.matches(record):
-            # A shallower ancestor would remain the anchor, with a delta that grows with every request.
-            break
-    return None, tuple(rejected)
 
 
 def _find_unused_answer(plan: RequestPlan) -> Reason | None:
