@@ -27,12 +27,13 @@ from kedge.server import object_forms
 from kedge.server.encrypted_content import CompactedContext, build_compaction_item
 from kedge.server.errors import DATABASE_UNAVAILABLE, INTERNAL_ERROR, RESPONSE_LOST, ApiError
 from kedge.server.http import get_service, respond_encoded
-from kedge.server.models import ModelUsage, OutputEvent, apply_stop_sequences
+from kedge.server.models import ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter, StreamEvent, count_answer, precount_output
 from kedge.server.prepare import ResponseDraft, add_summary
 from kedge.server.request_log import RecordedRequest, log_failure
 from kedge.server.sse import DONE_FRAME, STREAM_START, BufferedSender, encode_events
-from kedge.server.state import ServerState
+from kedge.server.state import ServerState, StopStatus
+from kedge.server.stop_sequences import apply_stop_sequences
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, LaneMemory, extend_context
 from kedge.server.storage.items import has_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
@@ -90,7 +91,7 @@ class Generation(ABC):
         self.service = service
         self._draft = draft
         self._writer = writer
-        self._stop_status: str | None = None
+        self._stop_status: StopStatus | None = None
         self._receive: Receive | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._is_started = False
@@ -118,8 +119,8 @@ class Generation(ABC):
         """The error to respond with if the stream has not been opened."""
         return self.failure
 
-    def stop(self, status: str) -> None:
-        """Stop from outside: as ``failed`` if the server shuts down, else as ``cancelled``."""
+    def stop(self, status: StopStatus) -> None:
+        """Stop from outside, with this status."""
         self._stop_status = status
         if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(asyncio.get_running_loop().time())
@@ -176,8 +177,10 @@ class Generation(ABC):
             log_failure("the model failed", error)
         finally:
             self.end()
+
         if self.reservation is not None:
             await self._settle_tokens(self.reservation)
+        # A client that has cancelled has left, unless the answer is read by others as well.
         has_reader = self.is_background or self.is_complete or not self.is_cancelled
         if self.is_streamed and has_reader and not self._is_left_to_others:
             await emit(self._finish())
@@ -187,15 +190,17 @@ class Generation(ABC):
 
         If it waits, ``_handle_wait`` is called in the next turn of the loop. Most requests are answered in one turn.
         """
+        if self._stop_status is not None:
+            seconds = 0.0
         waiting = asyncio.get_running_loop().call_soon(self._handle_wait)
-        timeout = asyncio.timeout(0 if self._stop_status else seconds)
+        timeout = asyncio.timeout(seconds)
         self._timeout = timeout
         try:
             async with timeout:
                 return await work
         except TimeoutError:
             if self._stop_status is None and not timeout.expired():
-                raise
+                raise  # an error of the model, such as of its own connection
             return None
         finally:
             waiting.cancel()
@@ -452,7 +457,7 @@ class ResponseRun(Generation):
         return self.error
 
     @property
-    def _failure(self) -> tuple[str, ApiError | str | None]:
+    def _failure(self) -> tuple[StopStatus, ApiError | str | None]:
         """The status of a response that is not complete, and the reason."""
         if self._stop_status is not None:
             return self._stop_status, object_forms.STOPPED_MESSAGE
@@ -492,7 +497,7 @@ class ResponseRun(Generation):
             memory = "conversation"
         elif history.node is not None:
             memory = "response"
-        status, _ = self._failure
+        status: str = self._failure[0]
         if self.is_complete:
             status = self._result_fields["status"]
         count("server_responses_total", memory=memory, status=status)

@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kedge._internal.access_tokens import AccessToken, TokenReservation
 from kedge._internal.bounded_dict import BoundedDict
@@ -32,11 +32,15 @@ MAX_REASONING_TEXTS = 10_000
 """The maximum number of reasoning items whose texts are cached."""
 
 
+StopStatus = Literal["failed", "cancelled"]
+"""How a response ends that is stopped from outside: ``failed`` if its server shuts down, else ``cancelled``."""
+
+
 class Stoppable(Protocol):
     """Protocol of what the server stops before it closes its connections."""
 
-    def stop(self, status: str, /) -> None:
-        """End soon, as ``failed`` if the server shuts down."""
+    def stop(self, status: StopStatus, /) -> None:
+        """End soon, with this status."""
 
 
 class SharedState:

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge._internal.event_loops import run_sync
-from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, OutputEvent, apply_stop_sequences
+from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, OutputEvent
+from kedge.server.stop_sequences import apply_stop_sequences
 
 
 async def stream_text(text: str, size: int, thought: str) -> AsyncIterator[OutputEvent]:
@@ -31,6 +32,14 @@ async def apply_stops(text: str, size: int, stops: tuple[str, ...]) -> tuple[str
     return output_text, closed[0].stop_sequence
 
 
+def test_the_stop_sequence_that_is_complete_first_ends_the_text() -> None:
+    """The answer is the same in one delta and in many; of sequences with the same end the longest is found."""
+    for size in (1, 2, 6):
+        assert run_sync(apply_stops("xyabc!", size, ("abc!", "b"))) == ("xya", "b")
+        assert run_sync(apply_stops("xyabc!", size, ("bc", "abc"))) == ("xy", "abc")
+        assert run_sync(apply_stops("xyabc!", size, ("abc", "ab"))) == ("xy", "ab")
+
+
 @given(
     text=st.text("ab", max_size=30),
     size=st.integers(1, 7),
@@ -46,3 +55,4 @@ def test_a_text_ends_before_the_first_stop_sequence(text: str, size: int, stops:
     else:
         assert output_text == text
         assert not any(stop in text for stop in stops)
+    assert run_sync(apply_stops(text, len(text) + 1, tuple(stops))) == (output_text, stop_sequence)
