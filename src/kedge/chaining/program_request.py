@@ -41,9 +41,12 @@ if TYPE_CHECKING:
 log = get_logger("kedge.chaining")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WireRequest:
-    """A request on the wire that has ended: its record, its body, and the retained start of the response."""
+    """A request on the wire that has ended: its record, its body, and the retained start of the response.
+
+    Bytes that follow the last event of a response are still added to its start.
+    """
 
     record: ChainedRequest
     body: bytes
