@@ -135,8 +135,11 @@ class Engine(AsyncResource, ABC):
         request = Request.of(
             output=output, filters=find_filters(self), foreign=inner.foreign_params, **options
         )
-        source = self.events if request.output is None else partial(run_until_valid, self, inner)
-        return Stream(partial(source, turn, request), inner, turn, request)
+        if request.output is None:
+            open_source = partial(self.events, turn, request)
+        else:
+            open_source = partial(run_until_valid, self, inner, turn, request)
+        return Stream(open_source, inner, turn, request)
 
     async def run(
         self, turn: Turn, *, output: Any = None, **options: Unpack[RequestOptions]
@@ -296,14 +299,17 @@ class RunStream(AsyncResource, Generic[R]):
 
         They are not validated: members may be missing, and the last text may be cut.
         """
-        return self.schema.parse_partial(self._output_text) if self.schema else None
+        if self.schema is None:
+            return None
+        return self.schema.parse_partial(self._output_text)
 
     async def partial_outputs(self) -> AsyncGenerator[Any]:
         """Consume the events and yield the JSON values of a typed answer as they arrive.
 
         After an answer that does not match the schema, the values of the next answer follow.
         """
-        shown, parsed_length = None, 0
+        shown = None
+        parsed_length = 0
         async for event in self:
             if not isinstance(event, TextDelta | TurnFinished):
                 continue
@@ -311,7 +317,8 @@ class RunStream(AsyncResource, Generic[R]):
             added = len(self._output_text) - parsed_length
             if isinstance(event, TextDelta) and 0 <= added < parsed_length // 100:
                 continue
-            parsed_length, value = len(self._output_text), self.partial_output
+            parsed_length = len(self._output_text)
+            value = self.partial_output
             if value is not None and value != shown:
                 shown = value
                 yield value
@@ -322,9 +329,10 @@ class RunStream(AsyncResource, Generic[R]):
             case run_events.RequestPlanned():
                 self._output_text = ""
             case TextDelta():
-                item = event.item_id, event.output_index, event.content_index
+                item = (event.item_id, event.output_index, event.content_index)
                 if item != self._output_item:
-                    self._output_text, self._output_item = "", item
+                    self._output_item = item
+                    self._output_text = ""
                 self._output_text += event.delta
             case run_events.OutputAccepted():
                 self._output = event.value
@@ -359,7 +367,8 @@ class RunStream(AsyncResource, Generic[R]):
             if self._source is None:
                 self._source = self._open_source()
             # Between two events, the ids of the caller are in effect.
-            BOUND_FIELDS.set(before if self._log_context is None else self._log_context)
+            if self._log_context is not None:
+                BOUND_FIELDS.set(self._log_context)
             try:
                 event = await self._source.__anext__()
             finally:
@@ -398,8 +407,11 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         request: Request,
     ) -> None:
         super().__init__(open_source, request.output)
-        self._sent_turn = self._partial_turn = turn
+        self._sent_turn = turn
+        self._partial_turn = turn
+        """The Turn so far, with every finished answer."""
         self._tool_results: list[Block] = []
+        """The results of tools that are not part of it yet."""
         self.filters = request.filters
         """The content filters of the stack that runs."""
         self.log = RequestLog(engine, request)
@@ -410,11 +422,14 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         """The changes to the Turn by each middleware."""
         # The ids bound by the caller, and those of the Turn. A nested run (of a tool, of a compactor) does not inherit
         # those of the outer Turn and response.
-        conversation = get_state(turn).conversation_id
-        ids = {"conversation_id": conversation} if conversation else {}
+        ids: dict[str, str] = {}
+        conversation_id = get_state(turn).conversation_id
+        if conversation_id:
+            ids["conversation_id"] = conversation_id
         ids |= {**BOUND_FIELDS.get(), "turn_id": turn.id}
         ids.pop("response_id", None)
-        self._log_context = self.log.ids = ids
+        self._log_context = ids
+        self.log.ids = ids
 
     @property
     def turn(self) -> Turn:
@@ -438,7 +453,9 @@ class Stream(RunStream[Turn], Generic[OutputT]):
     @property
     def plan(self) -> RequestPlan | None:
         """The plan of the newest request."""
-        return self.plans[-1] if self.plans else None
+        if not self.plans:
+            return None
+        return self.plans[-1]
 
     @property
     def usage(self) -> Usage:
@@ -471,21 +488,23 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         if self.log.has_output and isinstance(event, run_events.VISIBLE_EVENTS):
             return event
         self.log.record_event(event)
-        if isinstance(event, AnswerFinished | TurnFinished):
-            last = self.log.records[-1] if self.log.records else None
-            if last and last.status == "running":
-                event = replace(event, turn=keep_request(event.turn, last))
+        if isinstance(event, AnswerFinished | TurnFinished) and self.log.records:
+            record = self.log.records[-1]
+            if record.status == "running":
+                event = replace(event, turn=keep_request(event.turn, record))
         match event:
             case TurnFinished():
                 self._value = event.turn
             case ResponseStarted():
                 ids = {**self.log.ids, "response_id": event.response_id}
-                self._log_context = self.log.ids = ids
+                self._log_context = ids
+                self.log.ids = ids
                 if event.background and event.response_id:
                     self._keep_running(event.response_id)
             case AnswerFinished():
                 self.answers.append(event)
-                self._partial_turn, self._tool_results = event.turn, []
+                self._partial_turn = event.turn
+                self._tool_results = []
             case run_events.ToolFinished():
                 self._tool_results.append(event.result)
             case run_events.TurnEdited():
@@ -499,9 +518,13 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         plan = self.plan
         if plan is not None and isinstance(plan.source, Turn):
             self._tool_results = []
-            now, sent = time.time(), plan.source
             turn = record_response(
-                sent, (), response_id=response_id, plan=plan, created_at=now, status="running"
+                plan.source,
+                (),
+                response_id=response_id,
+                plan=plan,
+                created_at=time.time(),
+                status="running",
             )
             self._partial_turn = keep_request(turn, self.log.current)
 
@@ -535,12 +558,12 @@ def require_running(turn: Turn, scope: str | None = None) -> AnchorRecord:
 
 def list_stack(engine: Engine) -> list[Engine]:
     """Return a middleware stack from its outermost middleware to its engine."""
-    found: list[Engine] = []
+    layers: list[Engine] = []
     current: Any = engine
     while Engine in type(current).__mro__:  # isinstance is ten times slower for an abstract class
-        found.append(current)
+        layers.append(current)
         current = getattr(current, "inner", None)
-    return found
+    return layers
 
 
 def unwrap(engine: Engine) -> Engine:
@@ -550,9 +573,9 @@ def unwrap(engine: Engine) -> Engine:
 
 def find_filters(engine: Engine) -> ContentFilters:
     """Return the content filters of all middleware in a stack, for one run."""
-    found: list[ContentFilter] = []
+    filters: list[ContentFilter] = []
     for layer in list_stack(engine):
-        found += layer.content_filters
+        filters += layer.content_filters
         if layer.includes_inner_filters:
             break
-    return ContentFilters(dict.fromkeys(found))
+    return ContentFilters(dict.fromkeys(filters))

@@ -155,9 +155,11 @@ def classify_error(error: EngineError, summary: RequestSummary) -> ResendReason 
 def as_healable(error: EngineError, summary: RequestSummary) -> HealableError | None:
     """Return the failure of a request that can be sent in another form, or ``None``."""
     reason = classify_error(error, summary)
+    if reason is None:
+        return None
     if reason in ("gone", "unsupported", "conversation"):
         error = _as_chain_refused(error)
-    return HealableError(reason, error) if reason else None
+    return HealableError(reason, error)
 
 
 def lost_context(
@@ -180,14 +182,16 @@ def lost_context(
     if reason == "conversation":
         message = "the conversation object has items of other requests; send the Turn in full to a new one"
     error = ChainRefused(message, provider=provider)
-    error.response_id, error.usage = response_id, usage
+    error.response_id = response_id
+    error.usage = usage
     return HealableError(reason, error, turn)
 
 
 def error_from_event(event: StreamFailed, provider: str) -> EngineError:
     """Return the error that a stream reports as an event."""
     error = RequestRefused(event.message, provider=provider, status=event.status)
-    error.code, error.param = event.code, event.param
+    error.code = event.code
+    error.param = event.param
     return error
 
 
@@ -221,8 +225,14 @@ def is_live_only(state: ConversationState, plan: RequestPlan) -> bool:
 
 
 def _as_chain_refused(error: EngineError) -> EngineError:
-    members = ("provider", "status", "code", "param", "request_id", "body")
-    given = {name: getattr(error, name) for name in members}
-    rejection = ChainRefused(error.message, **given)
+    rejection = ChainRefused(
+        error.message,
+        provider=error.provider,
+        status=error.status,
+        code=error.code,
+        param=error.param,
+        request_id=error.request_id,
+        body=error.body,
+    )
     rejection.__cause__ = error.__cause__
     return rejection

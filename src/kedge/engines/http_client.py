@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
 DEFAULT_MAX_RETRIES = 2
-INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 8.0
+INITIAL_BACKOFF = 0.5
+MAX_BACKOFF = 8.0
+"""Seconds before the first repetition of a request, doubled for each further one, and the maximum."""
 MAX_RETRY_AFTER = 120.0
 """The longest delay in seconds that a server may request; after a longer one the caller gets the error."""
 MAX_CONNECTIONS = 1_000

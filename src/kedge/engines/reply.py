@@ -77,7 +77,9 @@ class Reply(Generic[ReplyT_co]):
     @property
     def model(self) -> str:
         """The model of the last response, as the server names it."""
-        return self.requests[-1].model if self.requests else ""
+        if not self.requests:
+            return ""
+        return self.requests[-1].model
 
     @property
     def cost(self) -> float | None:
@@ -91,13 +93,15 @@ class Reply(Generic[ReplyT_co]):
     @property
     def status(self) -> ReplyStatus:
         """``completed``, or ``running`` if the server still generates the answer in the background."""
-        is_running = self.requests and self.requests[-1].status == "running"
-        return "running" if is_running else "completed"
+        if self.requests and self.requests[-1].status == "running":
+            return "running"
+        return "completed"
 
     @property
     def response_id(self) -> str:
         """The provider's id of the response that the answer ends with; empty if it has none."""
-        if running := find_running(self.turn):
+        running = find_running(self.turn)
+        if running is not None:
             return running.response_id
         blocks = reversed(self.turn.blocks)
         answer = takewhile(lambda block: not isinstance(block, turns.UserBlock), blocks)
@@ -111,13 +115,13 @@ class Reply(Generic[ReplyT_co]):
     @property
     def reasoning(self) -> str:
         """The reasoning of the last response, or its summary, as far as the provider returns it."""
-        found: list[str] = []
+        texts: list[str] = []
         for block in reversed(self.turn.blocks):
             if isinstance(block, turns.ReasoningBlock):
-                found += reversed(block.texts or block.summary)
+                texts += reversed(block.texts or block.summary)
             elif block.kind not in ("assistant", "tool_call", "opaque"):
                 break
-        return "\n\n".join(reversed(found))
+        return "\n\n".join(reversed(texts))
 
 
 async def run_until_valid(
@@ -136,10 +140,12 @@ async def run_until_valid(
         OutputRefused: The model refused.
     """
     schema = cast("OutputSchema[Any]", request.output)
-    model, prompted_models = request.model or inner.model, inner.prompted_models
+    model = request.model or inner.model
+    prompted_models = inner.prompted_models
     attempt = 1
     while True:
-        sent, has_answer = turn, False
+        sent = turn
+        has_answer = False
         try:
             sending = inner.prompt_for_output(request)
             async with aclosing(engine.events(sent, sending)) as events:
@@ -173,7 +179,8 @@ async def run_until_valid(
             if attempt > request.output_retries:
                 raise OutputInvalid(text, mismatch.problems, attempt, shown) from mismatch
             yield run_events.OutputRejected(attempt, mismatch.problems, text)
-            turn, attempt = turn.append(schema.build_correction(mismatch)), attempt + 1
+            turn = turn.append(schema.build_correction(mismatch))
+            attempt += 1
         else:
             count("outputs_total", outcome="accepted")
             yield run_events.OutputAccepted(value)
@@ -217,6 +224,10 @@ def answer_text(turn: Turn, sent: Turn | None = None) -> str:
 
 def find_refusal(turn: Turn, sent: Turn | None = None) -> str:
     """Return the text of the refusal in the model's last message; empty if there is none."""
-    blocks = [b for b in turn.blocks if isinstance(b, turns.AssistantBlock)]
-    last = (find_answer_blocks(turn, sent) if sent is not None else blocks)[-1:]
-    return last[0].refusal if last else ""
+    if sent is not None:
+        blocks = list(find_answer_blocks(turn, sent))
+    else:
+        blocks = [block for block in turn.blocks if isinstance(block, turns.AssistantBlock)]
+    if not blocks:
+        return ""
+    return blocks[-1].refusal

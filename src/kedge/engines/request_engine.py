@@ -43,7 +43,7 @@ from kedge.evidence.tokens import hash_settings
 from kedge.observe import count, get_logger, measure
 from kedge.planning import CacheRules, Mode, RequestPlan
 from kedge.planning.anchors import is_unusable_status, validate_mode
-from kedge.planning.cache_plan import PromptHead, plan_cache
+from kedge.planning.cache_plan import CachePlan, PromptHead, plan_cache
 from kedge.planning.render import measure_full_body
 from kedge.turns import Block, Turn, system
 from kedge.turns.turn import check_turn
@@ -143,10 +143,14 @@ class Session:
         if self.request.tools:
             settings["tools"] = list(self.request.tools)
         self.settings = settings | self.members
-        return plan if self.reasoning else plan.without_reasoning()
+        if not self.reasoning:
+            return plan.without_reasoning()
+        return plan
 
     def report_mode(self, before: Mode, reason: str) -> list[Event]:
-        """Return the event of a mode that differs from another one, which was requested or used before."""
+        """Return the event of a mode that differs from ``before``, which was requested or used; none if it does not."""
+        if self.mode == before:
+            return []
         count("responses_mode_changed_total", reason=reason)
         log.warning("mode %s instead of %s: %s", self.mode, before, reason)
         return [run_events.ModeChanged(self.mode, before, reason)]
@@ -179,47 +183,66 @@ class Answer:
     decoder: StreamDecoder
     is_open: bool = True
     cut: StreamCut | None = None
-    _reply: tuple[RawResponse, ResponseReader] | None = None
+    _response: RawResponse | None = None
+    _reader: ResponseReader | None = None
     _has_failed: bool = False
 
     async def receive(self) -> list[StreamEvent]:
         """Send the request, or read the next part of its answer; return its events."""
-        engine, session, decoder = self.engine, self.session, self.decoder
-        found: list[StreamEvent] = []
         try:
-            if self._reply is None:
-                reply = await engine.post(session, decoder)
-                self._reply = reply, ResponseReader(decoder, is_stream=reply.is_stream)
-            reply, reader = self._reply
-            while self.is_open and not found:
-                has_ended = decoder.ended or self._has_failed
-                chunk = await (reply.drain() if has_ended else reply.next_chunk())
-                self.is_open = bool(chunk)
-                if chunk:
-                    found = reader.feed(chunk)
-                else:  # a body that is not streamed is decoded now
-                    found = await compute(reader.close, is_long=reader.size > LARGE_BYTES)
+            events = await self._read_events()
         except StreamCut as error:  # relevant only if the answer had not ended
-            self.cut, self.is_open = error, False
-            found = self._reply[1].close(is_cut=True) if self._reply else []
+            self.cut = error
+            self.is_open = False
+            events = self._read_end_of_cut()
         except EngineError as error:
-            error.provider = error.provider or engine.name
-            if self._reply and not error.request_id:
-                error.request_id = get_request_id(self._reply[0].headers)
+            error.provider = error.provider or self.engine.name
+            if self._response and not error.request_id:
+                error.request_id = get_request_id(self._response.headers)
             record_error(error)
-            raise engine.translate_error(session, error) from error.__cause__
-        for index, event in enumerate(found):
-            if self._reply and isinstance(event, _FAILURES):
-                redact = self._reply[0].errors.redact  # some servers repeat credentials
-                message, code = redact(event.message), redact(event.code)
-                found[index] = replace(event, message=message, code=code)
+            raise self.engine.translate_error(self.session, error) from error.__cause__
+        self._redact_failures(events)
+        return events
+
+    async def _read_events(self) -> list[StreamEvent]:
+        """Read until there are events, or until the end of the answer."""
+        if self._response is None or self._reader is None:
+            self._response = await self.engine.post(self.session, self.decoder)
+            self._reader = ResponseReader(self.decoder, is_stream=self._response.is_stream)
+        reader = self._reader
+        while self.is_open:
+            if self.decoder.ended or self._has_failed:
+                chunk = await self._response.drain()
+            else:
+                chunk = await self._response.next_chunk()
+            if not chunk:
+                self.is_open = False
+                # A body that is not streamed is decoded now.
+                return await compute(reader.close, is_long=reader.size > LARGE_BYTES)
+            events = reader.feed(chunk)
+            if events:
+                return events
+        return []
+
+    def _read_end_of_cut(self) -> list[StreamEvent]:
+        """Return the events of what arrived before the connection broke."""
+        if self._reader is None:
+            return []
+        return self._reader.close(is_cut=True)
+
+    def _redact_failures(self, events: list[StreamEvent]) -> None:
+        """Remove credentials from the errors of a server, because some servers repeat them."""
+        for index, event in enumerate(events):
+            if isinstance(event, _FAILURES) and self._response is not None:
+                redact = self._response.errors.redact
+                message = redact(event.message)
+                events[index] = replace(event, message=message, code=redact(event.code))
                 self._has_failed |= isinstance(event, StreamFailed)
-        return found
 
     async def aclose(self) -> None:
         """Release the connection."""
-        if self._reply is not None:
-            await self._reply[0].aclose()
+        if self._response is not None:
+            await self._response.aclose()
 
 
 class EngineSettings(TypedDict, total=False):
@@ -270,9 +293,9 @@ class RequestEngine(Engine):
         open_transport: Callable[[Callable[[], AnyClient], str], Transport],
         **settings: Unpack[EngineSettings],
     ) -> None:
-        known = EngineSettings.__annotations__.keys()
-        for name in settings.keys() - known:
-            raise errors.UnknownSetting(name, known, f"the engine of {model!r}")
+        setting_names = EngineSettings.__annotations__.keys()
+        for name in settings.keys() - setting_names:
+            raise errors.UnknownSetting(name, setting_names, f"the engine of {model!r}")
         self.model = model
         self.name = settings.get("provider", self.name)
         self.scope = settings["scope"]
@@ -292,25 +315,24 @@ class RequestEngine(Engine):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Send the Turn and yield its events; a request that can be healed is sent again."""
-        self._last_streaming = is_streaming = request.streaming
+        is_streaming = request.streaming
+        self._last_streaming = is_streaming
         if request.before_send is not None:
             await request.before_send(turn)
         session = await self._start(turn, request)
-        mode, reason = session.requested_mode, session.mode_reason
-        notices = session.report_mode(mode, reason) if session.mode != mode else []
+        notices = session.report_mode(session.requested_mode, session.mode_reason)
         while True:
             for event in notices:
                 yield event
             try:
                 await self._prepare(session)
-                (plan := session.plan).check()
-                running = session.running.response_id if session.running else ""
-                yield run_events.RequestPlanned(plan, running)
-                if (fallback := plan.fallback) and not running:
-                    log.warning("no valid anchor (%s); sending everything", fallback)
-                    yield run_events.FellBack(fallback)
+                plan = session.plan
+                plan.check()
+                for event in _announce_plan(session):
+                    yield event
                 for event in await self._render(session):
                     yield event
+
                 decoder = self.decoder_type()
                 decoder.calls.infer_name = partial(infer_tool_name, request.tools)
                 assembler = Assembler(native_api=decoder.NATIVE_API)
@@ -327,6 +349,7 @@ class RequestEngine(Engine):
                             else:
                                 session.held.append(event)
                 record_calls(decoder.calls)
+
                 outcome = assembler.finish()
                 finished = await self._settle(session, outcome)
                 rest = assembler.unstreamed_text() if is_streaming else ()
@@ -359,7 +382,7 @@ class RequestEngine(Engine):
         self, session: Session, failure: HealableError | EngineError
     ) -> list[Event]:
         """Heal a session, and return the events of that; raise if it cannot or must not be healed."""
-        error, mode = failure if isinstance(failure, EngineError) else failure.error, session.mode
+        error = failure.error if isinstance(failure, HealableError) else failure
         error.plan = error.plan or getattr(session, "plan", None)
         error.turn = error.turn or session.turn  # to continue from
         if isinstance(failure, EngineError):
@@ -368,9 +391,9 @@ class RequestEngine(Engine):
             raise error from error.__cause__
         session.healed.add(failure.reason)
         session.turn = failure.turn or session.turn
+        mode_before = session.mode
         lost = await self._heal(session, failure)
         record_healing(failure.reason, "".join(lost))
-        changed = session.report_mode(mode, failure.reason) if session.mode != mode else ()
         healed = run_events.Healed(
             failure.reason,
             lost,
@@ -380,7 +403,7 @@ class RequestEngine(Engine):
             code=error.reported_code,
             message=str(error),
         )
-        return [healed, *changed]
+        return [healed, *session.report_mode(mode_before, failure.reason)]
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan for sending the Turn now, without sending it.
@@ -431,26 +454,28 @@ class RequestEngine(Engine):
         start = time.perf_counter()
         plan = self._build_plan(session)
         if self.prompt_cache:
-            tools, rules = session.request.tools, self._cache_rules(session.model, session.params)
-            session.head = PromptHead(session.model, plan.instructions or "", tools)
-            settings = hash_settings(session.settings)
-            cache = plan_cache(session.turn, plan, rules=rules, settings=settings)
-            if hints := self._prompts.find_hints(cache.key, session.head):
-                cache = replace(cache, hints=hints)
-            plan = replace(plan, cache=cache)
+            plan = replace(plan, cache=self._plan_cache(session, plan))
         measure("responses_anchor_detection_duration_seconds", time.perf_counter() - start)
         if log.isEnabledFor(logging.DEBUG):
-            for each in plan.rejected:
-                log.trace("candidate rejected: %s", each.reason, response_id=each.response_id)
-            sizes, anchor_id = (plan.delta_blocks, plan.full_blocks), plan.anchor_id
-            text = "anchor %s; delta of %d among %d blocks"
-            log.debug(text, anchor_id or "none", *sizes, response_id=anchor_id)
-        session.plan, session.object_id = plan, plan.conversation_id
+            _log_plan(plan)
+        session.plan = plan
+        session.object_id = plan.conversation_id
         return plan
 
     @abstractmethod
     def _build_plan(self, session: Session) -> RequestPlan:
         """Return a plan for the Turn and the options of a session."""
+
+    def _plan_cache(self, session: Session, plan: RequestPlan) -> CachePlan:
+        """Return what the provider's prompt cache will have of a request; set the head of its prompt."""
+        session.head = PromptHead(session.model, plan.instructions or "", session.request.tools)
+        rules = self._cache_rules(session.model, session.params)
+        settings = hash_settings(session.settings)
+        cache = plan_cache(session.turn, plan, rules=rules, settings=settings)
+        hints = self._prompts.find_hints(cache.key, session.head)
+        if hints:
+            cache = replace(cache, hints=hints)
+        return cache
 
     async def _prepare(self, session: Session) -> None:
         """Set the plan of the next request."""
@@ -468,7 +493,9 @@ class RequestEngine(Engine):
 
         The tap of the caller receives the request with its reply, or with its error.
         """
-        tap = session.request.tap and partial(session.request.tap, session.content)
+        tap = None
+        if session.request.tap is not None:
+            tap = partial(session.request.tap, session.content)
         # A conversation object may contain the first attempt.
         is_repeatable = session.plan.mode != "conversation"
         try:
@@ -480,7 +507,7 @@ class RequestEngine(Engine):
                 parent_id=session.body.get("previous_response_id") or "",
             )
         except EngineError as error:
-            if tap:
+            if tap is not None:
                 tap(error.message.encode(), error.status)
             raise
         reply.tap = tap
@@ -574,7 +601,9 @@ class RequestEngine(Engine):
             return "ambiguous"
         if not outcome.completed:
             return "incomplete"
-        return "lost" if lost else "completed"
+        if lost:
+            return "lost"
+        return "completed"
 
     def _read_token_count(self, answer: Mapping[str, Any]) -> int:
         """Return the number of tokens that the server counted for a request."""
@@ -598,10 +627,10 @@ class RequestEngine(Engine):
 
         ``cut`` is the error that ended its connection, if any.
         """
+        if session.failure is not None:
+            raise session.failure
         error: EngineError
         match outcome.status:
-            case _ if session.failure is not None:
-                raise session.failure
             case "completed" | "running":
                 return
             case "incomplete":
@@ -617,5 +646,30 @@ class RequestEngine(Engine):
                 error = cut or StreamCut(message, provider=self.name, retryable=True)
         error.turn = turn
         error.partial = outcome.blocks
-        error.response_id, error.usage = outcome.response_id, outcome.usage
+        error.response_id = outcome.response_id
+        error.usage = outcome.usage
         raise error
+
+
+def _announce_plan(session: Session) -> list[Event]:
+    """Return the events of the plan of the next request."""
+    plan = session.plan
+    if session.running is not None:
+        return [run_events.RequestPlanned(plan, session.running.response_id)]
+    events: list[Event] = [run_events.RequestPlanned(plan, "")]
+    if plan.fallback:
+        log.warning("no valid anchor (%s); sending everything", plan.fallback)
+        events.append(run_events.FellBack(plan.fallback))
+    return events
+
+
+def _log_plan(plan: RequestPlan) -> None:
+    for candidate in plan.rejected:
+        log.trace("candidate rejected: %s", candidate.reason, response_id=candidate.response_id)
+    log.debug(
+        "anchor %s; delta of %d among %d blocks",
+        plan.anchor_id or "none",
+        plan.delta_blocks,
+        plan.full_blocks,
+        response_id=plan.anchor_id,
+    )

@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from itertools import starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -26,7 +25,7 @@ from kedge.events import run as run_events
 from kedge.events.request_record import RequestRecord
 from kedge.observe import bind_fields, count, get_logger
 from kedge.observe.metrics import Value, measure_all
-from kedge.planning import RequestPlan, find_running, get_state, prefix_digest
+from kedge.planning import RejectedAnchor, RequestPlan, find_running, get_state, prefix_digest
 from kedge.planning.anchors import is_unusable_status
 from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, PromptHead
 from kedge.planning.explain import describe_rejection
@@ -92,12 +91,14 @@ class RequestLog:
     _healed = ""
     _unmatched = 0
     _started_at = 0.0
-    _taken = 0
+    _popped_count = 0
+    """The number of records at the last call of ``pop_finished``."""
     _deferred: RequestRecord | None = None
 
     def __init__(self, engine: "Engine", request: Request, *, is_written: bool = True) -> None:
         self.is_written = is_written
-        self.provider, self.filters = engine.name, request.filters
+        self.provider = engine.name
+        self.filters = request.filters
         self.model = request.model or engine.model
         """The requested model; the answer names the one that was used."""
         self.plans: list[RequestPlan] = []
@@ -107,8 +108,7 @@ class RequestLog:
         from kedge.usage.prices import current_prices  # which takes time to import
 
         self._prices = current_prices()  # after an answer, an error in their file would lose it
-        given = request.params
-        self._settings = self._encode_settings(given) if given else ""
+        self._settings = self._encode_settings(request.params)
 
     @property
     def current(self) -> RequestRecord:
@@ -131,9 +131,10 @@ class RequestLog:
                 self.plans[-1] = replace(self.plans[-1], body_bytes=size)
                 self._open = replace(record, sent_bytes=size, saved_bytes=full - size)
             case ResponseStarted() if record:
-                status = "running" if event.background else record.status
-                facts = {"provider_response_id": event.response_id, "status": status}
-                self._open = replace(record, **facts)
+                record = replace(record, provider_response_id=event.response_id)
+                if event.background:
+                    record = replace(record, status="running")
+                self._open = record
             case run_events.AnswerFinished(outcome, turn, plan):
                 if record is None:  # an engine that reports no plan
                     self._start(plan)
@@ -146,23 +147,32 @@ class RequestLog:
                 self._fail(failure, event, is_resent=True)
                 self._healed = reason
             case _ if record and isinstance(event, run_events.VISIBLE_EVENTS):
-                is_first, self.has_output = not self.has_output, True
-                if is_first and not self._is_sent_earlier:
-                    seconds = time.perf_counter() - self._started_at
-                    self._open = replace(record, first_token_seconds=seconds)
+                self._record_output(record)
             case _:
                 pass
 
+    def _record_output(self, record: RequestRecord) -> None:
+        """Record when the first output of an answer arrived; not of an answer that was requested earlier."""
+        if self.has_output:
+            return
+        self.has_output = True
+        if not self._is_sent_earlier:
+            seconds = time.perf_counter() - self._started_at
+            self._open = replace(record, first_token_seconds=seconds)
+
     def record_error(self, error: EngineError) -> None:
         """Complete the record of a request that failed."""
-        is_running = self._in_background and error.turn and find_running(error.turn)
-        status = "running" if is_running else _classify_error(type(error))
+        status = _classify_error(type(error))
+        if self._in_background and error.turn and find_running(error.turn):
+            status = "running"
         self._fail(_Failure(status, str(error), error.reported_code), error)
 
     def stop(self) -> None:
         """Complete the record of a request whose answer is not read to its end; in the background it continues."""
-        if self._open:
-            self._fail(_Failure("running" if self._in_background else "cancelled"))
+        if self._in_background:
+            self._fail(_Failure("running"))
+        elif self._open:
+            self._fail(_Failure("cancelled"))
 
     @property
     def _in_background(self) -> bool:
@@ -189,8 +199,10 @@ class RequestLog:
     def _continue(self, plan: RequestPlan, response_id: str) -> None:
         """Open the record of a request that was sent earlier; without what was sent if that is not known."""
         self._is_sent_earlier = True
-        found = request_record.find_request(plan.source) if isinstance(plan.source, Turn) else None
-        self._open = found or RequestRecord(
+        sent_earlier = None
+        if isinstance(plan.source, Turn):
+            sent_earlier = request_record.find_request(plan.source)
+        self._open = sent_earlier or RequestRecord(
             provider=self.provider,
             scope=plan.scope,
             provider_response_id=response_id,
@@ -204,9 +216,12 @@ class RequestLog:
             self._fail(_Failure("running", _REPLACED))
         elif self._open:  # a middleware has caught its error, or did not read its answer
             self._fail(_Failure("failed", _REPLACED), is_resent=True)
-        self._started_at, self.has_output = time.perf_counter(), False
+        self._started_at = time.perf_counter()
+        self.has_output = False
         self._is_sent_earlier = False
-        matches, sent_blocks = plan.count_results(), plan.delta_blocks
+        sent_blocks = plan.delta_blocks
+        matches = plan.count_results()
+        rejected = plan.rejected[: request_record.MAX_REJECTED]
         self._open = RequestRecord(
             provider=self.provider,
             scope=plan.scope,
@@ -219,16 +234,18 @@ class RequestLog:
             healed=self._healed,
             sent_blocks=sent_blocks,
             saved_blocks=plan.full_blocks - sent_blocks,
-            predicted_cached_tokens=plan.cache.cached_tokens if plan.cache else None,
+            predicted_cached_tokens=plan.cache and plan.cache.cached_tokens,
             settings=self._settings,
             results_by_id=matches.get("id", 0),
             results_by_fallback=matches.get("fallback", 0),
             results_unmatched=self._unmatched,
             start=plan.body_start,
             omitted=plan.list_omitted()[: request_record.MAX_OMITTED],
-            **(_describe_rejected(plan) if plan.rejected else {}),
+            rejected=tuple(_describe_candidate(candidate, plan) for candidate in rejected),
+            more_rejected=len(plan.rejected) - len(rejected),
         )
-        self._healed, self._unmatched = "", 0
+        self._healed = ""
+        self._unmatched = 0
 
     def _fail(
         self, failure: "_Failure", source: FailureSource | None = None, *, is_resent: bool = False
@@ -242,9 +259,12 @@ class RequestLog:
             "error_code": self.filters.edit_text(failure.code)[:MAX_CODE_LENGTH],
             "is_resent": is_resent,
         }
-        if source and source.response_id:
-            members["provider_response_id"] = source.response_id
-        self._end(self._finish(members, source.usage if source else None))
+        usage = None
+        if source is not None:
+            usage = source.usage
+            if source.response_id:
+                members["provider_response_id"] = source.response_id
+        self._end(self._finish(members, usage))
 
     def _end(self, record: RequestRecord) -> None:
         is_deferred = self.is_shared and self._in_background
@@ -253,12 +273,17 @@ class RequestLog:
         if not self.is_written:
             return
         if not self._is_sent_earlier and record.sent_bytes:
-            anchor = self.plans[-1].anchor if self.plans else None
-            count_request(record, anchor.depth if anchor else 0)
+            count_request(record, self._get_chain_depth())
         if is_deferred:
             self._deferred = record
         elif self._is_sent_earlier or record.sent_bytes:
             self._write(record)
+
+    def _get_chain_depth(self) -> int:
+        """Return the number of responses that the last request continues."""
+        if not self.plans or self.plans[-1].anchor is None:
+            return 0
+        return self.plans[-1].anchor.depth
 
     def _write(self, record: RequestRecord) -> None:
         if record.status != "running":
@@ -269,16 +294,19 @@ class RequestLog:
 
     def pop_finished(self) -> RequestRecord | None:
         """Return the record of the last request, if it has ended since the last call."""
-        known, self._taken = self._taken, len(self.records)
-        return self.records[-1] if self._taken > known else None
+        if len(self.records) == self._popped_count:
+            return None
+        self._popped_count = len(self.records)
+        return self.records[-1]
 
     def settle_background(self, stored: RequestRecord | None) -> None:
         """Count a response in the background that is now stored, or use the record that another process stored."""
-        record, self._deferred = self._deferred, None
-        if record and stored is None:
-            self._write(record)
-        elif stored is not None:
+        deferred = self._deferred
+        self._deferred = None
+        if stored is not None:
             self.records[-1] = stored
+        elif deferred is not None:
+            self._write(deferred)
 
     def _finish(self, further: Mapping[str, Any], usage: Usage | None) -> RequestRecord:
         """Return the record of the current request with its duration, further members, the tokens and their cost."""
@@ -287,12 +315,14 @@ class RequestLog:
         record = replace(record, seconds=seconds, **further)
         if usage is None:
             return record
-        listed = self._prices.find_at(usage, self.provider, record.model, record.created_at)
         members: dict[str, Any] = dict(zip(_TOKEN_MEMBERS, _get_tokens(usage), strict=True))
-        if listed:
-            members.update(cost=listed.cost(usage), cache_savings=listed.cache_savings(usage))
+        price = self._prices.find_at(usage, self.provider, record.model, record.created_at)
+        if price:
+            members.update(cost=price.cost(usage), cache_savings=price.cache_savings(usage))
         record = replace(record, **members)
-        return replace(record, cost=_compute_cost(self.price, record)) if self.price else record
+        if self.price is not None:
+            record = replace(record, cost=_compute_cost(self.price, record))
+        return record
 
     def _encode_settings(self, params: Mapping[str, Any]) -> str:
         """Return the settings after the filters, as JSON; values that are not JSON are converted to text."""
@@ -307,21 +337,25 @@ def _compute_cost(price: CostFunction, record: RequestRecord) -> float | None:
     """Return the cost of a response, or None if the program's function fails: the answer must not be lost."""
     try:
         cost = price(record)
-        dollars = None if cost is None else float(cost)
+        if cost is None:
+            return None
+        dollars = float(cost)
     except Exception:
         log.exception(
             "the price of a response could not be computed; its cost is stored as unknown"
         )
         return None
-    return dollars if dollars is None or math.isfinite(dollars) else None
+    if not math.isfinite(dollars):
+        return None
+    return dollars
 
 
-def _describe_rejected(plan: RequestPlan) -> dict[str, Any]:
-    """Return the members about responses that would have saved more and could not be continued."""
-    limit = request_record.MAX_REJECTED
-    listed = ((r.response_id, r.reason, describe_rejection(r, plan)) for r in plan.rejected[:limit])
-    rejected = tuple(starmap(request_record.RejectedCandidate, listed))
-    return {"rejected": rejected, "more_rejected": max(len(plan.rejected) - limit, 0)}
+def _describe_candidate(
+    candidate: RejectedAnchor, plan: RequestPlan
+) -> request_record.RejectedCandidate:
+    """Return what a record says about a response that would have saved more and could not be continued."""
+    description = describe_rejection(candidate, plan)
+    return request_record.RejectedCandidate(candidate.response_id, candidate.reason, description)
 
 
 def filter_json(value: Any, filters: ContentFilters) -> Any:
@@ -341,9 +375,10 @@ def filter_json(value: Any, filters: ContentFilters) -> Any:
 def _classify_healing(event: run_events.Healed) -> Status:
     """Return the status of a request that is sent again: refused, or answered in a way that cannot be used."""
     if event.status is not None:
-        return "refused" if 400 <= event.status < 500 else "failed"
-    # A stream reports a rejection as an event, without a status.
-    return "refused" if event.reason in _REJECTION_REASONS else "failed"
+        is_rejected = 400 <= event.status < 500
+    else:  # a stream reports a rejection as an event, without a status
+        is_rejected = event.reason in _REJECTION_REASONS
+    return "refused" if is_rejected else "failed"
 
 
 _REJECTION_REASONS = frozenset({"gone", "unsupported", "reasoning", "include", "empty_input"})
@@ -355,7 +390,9 @@ def _classify_error(error: type[EngineError]) -> Status:
         return "refused"
     if issubclass(error, StreamCut):
         return "cut"
-    return "incomplete" if issubclass(error, AnswerIncomplete) else "failed"
+    if issubclass(error, AnswerIncomplete):
+        return "incomplete"
+    return "failed"
 
 
 _CODES = """
@@ -391,18 +428,21 @@ class PromptMonitor:
 
     def find_hints(self, key: str, head: PromptHead) -> tuple[CacheHint, ...]:
         """Return the changes since the newest prompt of a conversation."""
-        known = self._prompts.get(key)
-        return tuple(head.compare(known.head)) if known else ()
+        newest = self._prompts.get(key)
+        if newest is None:
+            return ()
+        return tuple(head.compare(newest.head))
 
     def record(self, cache: CachePlan, head: PromptHead) -> None:
         """Record a prompt that is sent; log each hint once per conversation."""
-        known = self._prompts[cache.key] = self._prompts.get(cache.key) or _Prompt(head)
-        known.head = head
+        newest = self._prompts.get(cache.key) or _Prompt(head)
+        self._prompts[cache.key] = newest
+        newest.head = head
         for hint in cache.hints:
             count("prompt_cache_hints_total", hint=hint)
-            if hint not in known.reported and cache.lost_tokens:
+            if hint not in newest.reported and cache.lost_tokens:
                 log.warning("prompt caching is prevented: %s", CACHE_HINTS[hint])
-                known.reported.add(hint)
+                newest.reported.add(hint)
 
 
 def count_request(record: RequestRecord, chain_depth: int) -> None:
@@ -455,12 +495,16 @@ def count_end(record: "RequestRecord | ChainedRequest") -> None:
 
 def log_request(record: RequestRecord) -> None:
     """Write the log record of a request that has ended, with all figures."""
-    members, text, values = _LOGGED_MEMBERS, "request %s", (record.status,)
+    members = _LOGGED_MEMBERS
+    text = "request %s"
+    values: tuple[object, ...] = (record.status,)
     if record.is_known:
         members = (*members, *_SENT_MEMBERS)
-        sent = "" if record.is_refused else f"{record.send_label}, "
-        text = f"{text}: {sent}%d of %d bytes"
-        values += (record.sent_bytes, record.full_bytes)
+        if not record.is_refused:
+            text = f"{text}: {record.send_label}, %d of %d bytes"
+        else:
+            text = f"{text}: %d of %d bytes"
+        values = (record.status, record.sent_bytes, record.full_bytes)
     fields = {name: getattr(record, name) for name in members}
     log.info(text, *values, **fields, response_id=record.provider_response_id)
 
@@ -469,8 +513,10 @@ def record_error(error: EngineError) -> None:
     """Record that the server rejected a request, failed, or could not be reached."""
     kind = type(error).__name__
     code = error.reported_code or kind
-    known = not error.code or error.code in KNOWN_CODES
-    count("responses_rejected_total", code=code if known else "other")
+    label = code
+    if error.code and error.code not in KNOWN_CODES:
+        label = "other"
+    count("responses_rejected_total", code=label)
     log.error("request failed: %s, %s", kind, code, request_id=error.request_id)
 
 

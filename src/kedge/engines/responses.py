@@ -28,10 +28,10 @@ from kedge.engines.request_log import record_lost_context
 from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong, ServerFailed
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
-from kedge.events.run import ServerForgot
+from kedge.events.run import ResendReason, ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
 from kedge.evidence.judge import EvidenceRegistry, Judgment, is_chaining_enabled
-from kedge.evidence.object_claims import ObjectStore, UnusedObject
+from kedge.evidence.object_claims import Claim, ObjectStore, UnusedObject
 from kedge.evidence.server_evidence import (
     INCLUDE_REJECTION_STATUSES,
     EvidenceStore,
@@ -148,8 +148,10 @@ class ResponsesEngine(RequestEngine):
         from kedge.engines.stored_items import Audit
 
         session = self._open(turn, Request())
-        in_object = session.requested_mode == "conversation"
-        anchor = self._plan_mode(session, "conversation" if in_object else "chained").anchor
+        mode: planning.Mode = "chained"
+        if session.requested_mode == "conversation":
+            mode = "conversation"
+        anchor = self._plan_mode(session, mode).anchor
         if anchor is None:
             return Audit(None, difference="there is no anchor; everything would be sent")
         return await self._audit(session, anchor)
@@ -157,28 +159,32 @@ class ResponsesEngine(RequestEngine):
     async def count_tokens(self, turn: Turn, **options: Any) -> int:
         """Return how many tokens the server counts for this Turn."""
         request = Request.of(**options)
-        tools = {"tools": list(request.tools)} if request.tools else {}
-        model = request.model or self.model
-        answer = await self._post_apart("/responses/input_tokens", turn, model=model, **tools)
+        members: dict[str, Any] = {"model": request.model or self.model}
+        if request.tools:
+            members["tools"] = list(request.tools)
+        answer = await self._post_apart("/responses/input_tokens", turn, members)
         return self._read_token_count(answer)
 
     async def compact(self, turn: Turn) -> tuple[list[Block], Usage]:
         """Request a compaction of this Turn; return the replacement blocks and the usage."""
-        answer = await self._post_apart("/responses/compact", turn, model=self.model)
+        answer = await self._post_apart("/responses/compact", turn, {"model": self.model})
         output = answer.get("output")
         if not isinstance(output, list) or not output:
             raise ServerFailed("the server returned no compacted items", provider=self.name)
         blocks = [block_from_item(item) for item in cast("list[dict[str, Any]]", output)]
         return blocks, read_usage(answer) or Usage()
 
-    async def _post_apart(self, path: str, turn: Turn, **params: Any) -> dict[str, Any]:
+    async def _post_apart(
+        self, path: str, turn: Turn, members: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Send a Turn to an endpoint apart from the conversation: on its anchor, if it has one, or else in full."""
         session = self._open(turn, Request())
         session.is_live = False
-        session.mode = "chained" if session.mode == "chained" else "stateless"
+        if session.mode != "chained":
+            session.mode = "stateless"
         while True:
             plan = self._make_plan(session)
-            body = {"input": build_input(plan), **params}
+            body = {"input": build_input(plan), **members}
             if plan.instructions is not None:
                 body["instructions"] = plan.instructions
             if plan.anchor:
@@ -194,8 +200,8 @@ class ResponsesEngine(RequestEngine):
         """Stop the response that the server generates in the background; see ``Engine.cancel``."""
         running = require_running(turn, self.scope)
         path = f"/responses/{quote_segment(running.response_id)}/cancel"
-        found = await self.transport.request_json("post", path, json={})
-        if found.get("status") == "completed":  # before it could be stopped
+        response = await self.transport.request_json("post", path, json={})
+        if response.get("status") == "completed":  # before it could be stopped
             return await self.run(turn)
         return _end_running(turn, running, "cancelled")
 
@@ -227,52 +233,83 @@ class ResponsesEngine(RequestEngine):
 
     def _choose_mode(self, session: Session) -> None:
         """Set the mode, why it is not the requested one, and whether encrypted reasoning is requested."""
+        session.mode_reason = self._find_mode_reason(session)
+        session.mode = session.requested_mode
+        if session.mode_reason:
+            session.mode = "stateless"
+
+        request = session.request
+        if request.keep_reasoning and "include" not in session.healed:
+            session.include = session.check.reasoning.should_request(
+                known=self._known_server is not None,
+                unstored=not _should_store(session),
+                heal=request.heal,
+            )
+        else:
+            session.include = False
+
+    def _find_mode_reason(self, session: Session) -> str:
+        """Return why a session is stateless although another mode is requested; empty if it is not."""
         enabled = is_chaining_enabled()
         measure("responses_chained_mode_enabled", int(enabled))
         if not enabled:
-            problem = "switched_off"
-        elif session.requested_mode == "stateless":
-            problem = ""
-        elif not session.check.reasoning.stores:
-            problem = "never_stores"
-        else:
-            problem = "never" if self.evidence.trust == "never" else session.check.doubt
-        session.mode_reason = problem
-        session.mode = "stateless" if problem else session.requested_mode
-        known, request = self._known_server, session.request
-        is_wanted = request.keep_reasoning and "include" not in session.healed
-        session.include = is_wanted and session.check.reasoning.should_request(
-            known=known is not None, unstored=not _should_store(session), heal=request.heal
-        )
+            return "switched_off"
+        if session.requested_mode == "stateless":
+            return ""
+        if not session.check.reasoning.stores:
+            return "never_stores"
+        if self.evidence.trust == "never":
+            return "never"
+        return session.check.doubt
 
     async def _prepare(self, session: Session) -> None:
         check = session.check
-        session.shown, session.held = session.running is not None, None
-        session.failure, session.owned, session.is_at_end = None, "", True
+        session.shown = session.running is not None
+        session.held = None
+        session.failure = None
+        session.owned = ""
+        session.is_at_end = True
         self._make_plan(session)
         if session.running is not None:  # a second answer would be paid for, too
             check.way = "direct"
             return
         if check.way != "direct":
             await self._probe(session)
-        plan, claim = session.plan, "owned"
-        if plan.conversation_id and not plan.problems:
-            claim = await self.objects.claim(plan.conversation_id, plan.anchor_id)
-        is_shown = claim == "owned" and check.way == "direct" and session.streaming
-        if is_shown and await self.objects.is_changed(plan, self._clock()):
-            claim = "taken"
+
+        claim = await self._claim_object(session)
         if claim == "taken":
             self._make_plan(session)
         if self.verify_every and session.plan.anchor:
-            self._chained_count += 1
-            is_due = self._chained_count % self.verify_every == 0
-            if is_due and (await self._audit(session, session.plan.anchor)).agrees is False:
-                log.warning("an audit found a difference", response_id=session.plan.anchor_id)
-                raise lost_context("audit", self.name)
+            await self._audit_regularly(session, session.plan.anchor)
+
         # The answer of a server that has not shown that it remembers, or in an object that others may continue,
         # is held back until it is judged, because a wrong answer that a user has read cannot be withdrawn.
-        session.held = [] if check.way == "held" or claim == "unknown" else None
-        session.owned = session.plan.conversation_id if claim == "owned" else ""
+        if check.way == "held" or claim == "unknown":
+            session.held = []
+        if claim == "owned":
+            session.owned = session.plan.conversation_id
+
+    async def _claim_object(self, session: Session) -> Claim:
+        """Claim the conversation object of the plan; ``owned`` also if it has none."""
+        plan = session.plan
+        claim: Claim = "owned"
+        if plan.conversation_id and not plan.problems:
+            claim = await self.objects.claim(plan.conversation_id, plan.anchor_id)
+        # An answer that is not held back cannot be withdrawn, so the object is compared before the request.
+        is_shown = claim == "owned" and session.check.way == "direct" and session.streaming
+        if is_shown and await self.objects.is_changed(plan, self._clock()):
+            return "taken"
+        return claim
+
+    async def _audit_regularly(self, session: Session, anchor: AnchorRecord) -> None:
+        """Audit the anchor before every n-th chained request; raise if the server stores something else."""
+        self._chained_count += 1
+        if self._chained_count % self.verify_every:
+            return
+        audit = await self._audit(session, anchor)
+        if audit.agrees is False:
+            log.warning("an audit found a difference", response_id=anchor.response_id)
+            raise lost_context("audit", self.name)
 
     async def _probe(self, session: Session) -> None:
         """Make the probes that a plan depends on, and plan again.
@@ -286,8 +323,8 @@ class ResponsesEngine(RequestEngine):
             self.evidence.identify(check, self.transport.identity or "")
             self._make_plan(session)
         if check.way == "probe":
-            found = await self._audit(session, session.plan.rejected[-1].record)
-            check.record_probe(found.agrees)
+            audit = await self._audit(session, session.plan.rejected[-1].record)
+            check.record_probe(audit.agrees)
             self._make_plan(session)
 
     async def _open_object(self, session: Session) -> None:
@@ -327,12 +364,17 @@ class ResponsesEngine(RequestEngine):
             return await endpoints.fetch_response(self.transport, response_id, wait=wait)
         send = partial(super().post, session, decoder)
         try:
-            reply = await (self.objects.send(send) if session.object_id else send())
+            if session.object_id:
+                reply = await self.objects.send(send)
+            else:
+                reply = await send()
         except RequestRefused:
             if session.owned and session.plan.anchor:  # nothing was added to the object
                 await self.objects.release(session.owned, session.plan.anchor.response_id)
             raise
-        return endpoints.continue_stream(self.transport, reply, decoder) if in_background else reply
+        if in_background:
+            return endpoints.continue_stream(self.transport, reply, decoder)
+        return reply
 
     def translate_error(self, session: Session, error: EngineError) -> Exception:
         """Return the error, or one that can be healed; see ``HEAL_RULES``."""
@@ -345,8 +387,10 @@ class ResponsesEngine(RequestEngine):
                 error.turn = _end_running(session.turn, session.running, "lost")
             return error
         is_refused = isinstance(error, RequestRefused)
-        if is_refused and (failure := as_healable(error, _summarize(session))):
-            return failure
+        if is_refused:
+            failure = as_healable(error, _summarize(session))
+            if failure is not None:
+                return failure
         if self._may_reject_include(session, error):
             return HealableError("include", error)
         if not is_refused and session.plan.anchor and is_server_error(error.status):
@@ -366,14 +410,15 @@ class ResponsesEngine(RequestEngine):
     def check_event(self, session: Session, event: StreamEvent) -> None:
         """Raise if the server names another context, or rejects the one of the request."""
         if isinstance(event, ResponseFacts):
-            named, check = event.conversation_id, session.check
+            check = session.check
             if check.names_another(event):
                 check.record_forgotten()
                 # A complete response has its token counts, and a stream is left before it has any.
                 usage = read_usage(get_wrapped(event.response))
                 raise lost_context("forgot", self.name, event.response_id, usage)
+            object_id = event.conversation_id
             is_start = isinstance(event, ResponseStarted) or not session.streaming
-            if is_start and named and named == session.object_id:
+            if is_start and object_id and object_id == session.object_id:
                 check.evidence.names_conversations = True
         if isinstance(event, StreamFailed):
             error = heal_rules.error_from_event(event, self.name)
@@ -388,64 +433,60 @@ class ResponsesEngine(RequestEngine):
         is_finished = outcome.status in ("completed", "incomplete")
         if session.object_id and is_finished and not judgment.reason:
             judgment = await self._check_object(session, outcome, judgment)
-        lost = partial(lost_context, judgment.reason or "forgot", self.name, outcome.response_id)
+        build_failure = partial(
+            lost_context, judgment.reason or "forgot", self.name, outcome.response_id, outcome.usage
+        )
         if judgment.reason and judgment.resend and not session.shown:
-            raise lost(outcome.usage)
-        session.notices = session.held if session.held and is_finished else []
+            raise build_failure()
+
+        session.notices = []
         if judgment.reason:
             record_lost_context(outcome.response_id)
             session.notices = [ServerForgot(outcome.response_id)]
+        elif session.held and is_finished:
+            session.notices = session.held
         finished = await self._record(session, outcome, judgment)
+        # Calls that the model made without the context are not run, so the answer is replaced even if it was shown.
         if judgment.reason and any(isinstance(block, ToolCallBlock) for block in outcome.blocks):
-            session.failure = lost(outcome.usage, finished)
+            session.failure = build_failure(finished)
         return finished
 
     async def _check_object(
         self, session: Session, outcome: Outcome, judgment: Judgment
     ) -> Judgment:
         """Check that the conversation object of an answer has the items of its line of history, and no others."""
-        plan, is_stored = session.plan, _is_stored(session.body, outcome)
+        plan = session.plan
+        added: list[Block] = []
+        if _is_stored(session.body, outcome):
+            added = [block_from_item(item) for item in session.body["input"]]
+            added += outcome.blocks
         # Where the token count cannot show that items are missing, all of them are compared.
-        base, counted = plan.anchor and plan.anchor.counted, judgment.counted
-        is_comparable = base and counted and base.settings == counted.settings
-        is_counted = plan.barrier is not None or is_comparable
-        complete = plan.anchor is None or not is_counted
-        sent = map(block_from_item, session.body["input"])
-        added = (*sent, *outcome.blocks) if is_stored else ()
-        found = await self.objects.check_end(plan, session.object_id, added, complete=complete)
-        session.is_at_end = found is True
-        if plan.anchor is None or (found is None and session.held is None):
+        complete = not _is_counted(plan, judgment)
+        agrees = await self.objects.check_end(plan, session.object_id, added, complete=complete)
+        session.is_at_end = agrees is True
+        is_unknown = agrees is None and session.held is None
+        if agrees or is_unknown or plan.anchor is None:
             return judgment
-        return judgment if found else Judgment("conversation", resend=True)
+        return Judgment("conversation", resend=True)
 
     async def _record(self, session: Session, outcome: Outcome, judgment: Judgment) -> Turn:
         """Record an answer in the Turn and in the evidence."""
-        turn, plan, body, check = session.turn, session.plan, session.body, session.check
+        turn = session.turn
         running = session.running
         if running is not None and outcome.status == "failed":
             return _end_running(turn, running, "failed")
-        stored = _is_stored(body, outcome)
+        stored = _is_stored(session.body, outcome)
         if running is not None:  # what it was requested with may not be known now
             stored = stored and running.stored
-        state = before = get_state(turn)
-        known = state.anchor(outcome.response_id, plan.scope) is not None
-        # A response that is fetched was issued before, once for all that wait for it.
-        is_new = running is None
-        reused = is_new and self.evidence.record_issued(check, outcome.response_id, known=known)
+        reused = self._record_issued(session, outcome.response_id)
         if outcome.status == "running":
             return self._record_outcome(session, turn, outcome, stored=stored and not reused)
-        if reused:
-            state = state.mark_lost({outcome.response_id}, plan.scope)
-        if judgment.reason and not judgment.resend:
-            state = state.mark_lost(heal_rules.find_lost(state, plan, all_older=True), plan.scope)
+
         if judgment.reason:
-            # The model made these calls without the context, so they are not run.
-            texts = tuple(b for b in outcome.blocks if isinstance(b, AssistantBlock))
-            if len(texts) < len(outcome.blocks) and outcome.completed:
-                outcome = replace(outcome, blocks=texts)
+            outcome = _drop_calls(outcome)
         finished = self._record_outcome(
             session,
-            turn if state is before else set_state(turn, state),
+            _mark_lost(turn, session.plan, outcome.response_id, judgment, reused=reused),
             outcome,
             stored=stored,
             lost=bool(judgment.reason) or not session.is_at_end,
@@ -453,49 +494,77 @@ class ResponsesEngine(RequestEngine):
             counted=judgment.counted,
         )
         if session.object_id:
-            state, response_id = get_state(finished), outcome.response_id
-            if response_id and state.previous_response_id == response_id:
-                await self.objects.release(session.object_id, response_id)
-            else:  # the object cannot be continued
-                finished = set_state(finished, replace(state, conversation_id=""))
-        requested, rejected = session.include, "include" in session.healed
-        asked = body.get("store", True) is not False
-        check.reasoning.record(outcome, requested=requested, rejected=rejected, stored=asked)
-        await self.evidence.save(check)
+            finished = await self._release_object(session, finished, outcome.response_id)
+        session.check.reasoning.record(
+            outcome,
+            requested=session.include,
+            rejected="include" in session.healed,
+            stored=session.body.get("store", True) is not False,
+        )
+        await self.evidence.save(session.check)
         return finished
 
+    def _record_issued(self, session: Session, response_id: str) -> bool:
+        """Record the id of a response, and return whether the server has issued it before."""
+        if session.running is not None:
+            # A response that is fetched was issued before, once for all that wait for it.
+            return False
+        anchor = get_state(session.turn).anchor(response_id, session.plan.scope)
+        return self.evidence.record_issued(session.check, response_id, known=anchor is not None)
+
+    async def _release_object(self, session: Session, finished: Turn, response_id: str) -> Turn:
+        """Release the conversation object; return the Turn without it if it cannot be continued."""
+        state = get_state(finished)
+        if response_id and state.previous_response_id == response_id:
+            await self.objects.release(session.object_id, response_id)
+            return finished
+        return set_state(finished, replace(state, conversation_id=""))
+
     async def _heal(self, session: Session, failure: HealableError) -> tuple[str, ...]:
-        reason, error, plan, check = failure.reason, failure.error, session.plan, session.check
-        state, lost = get_state(session.turn), tuple[str, ...]()
-        match reason:
+        plan = session.plan
+        before = get_state(session.turn)
+        state = before
+        lost: tuple[str, ...] = ()
+        match failure.reason:
             case "gone" | "unsupported" | "forgot" | "audit":
-                lost = heal_rules.find_lost(state, plan, all_older=reason == "gone")
-                if reason == "unsupported" or not heal_rules.is_live_only(state, plan):
-                    now = self._clock()
-                    created_at = plan.anchor.created_at if plan.anchor else now
-                    check.record_rejection(reason, created_at, now)
+                lost = heal_rules.find_lost(state, plan, all_older=failure.reason == "gone")
+                self._record_rejection(session, failure.reason)
                 state = state.mark_lost(lost, plan.scope)
                 if plan.conversation_id:
                     state = replace(state, conversation_id="")
                 session.drop_anchor(plan, "lost")
-                if reason in ("unsupported", "forgot") and check.doubt:
+                if failure.reason in ("unsupported", "forgot") and session.check.doubt:
                     self._choose_mode(session)
-            case "unproven" | "empty_input":
-                session.drop_anchor(plan, "untrusted" if reason == "unproven" else reason)
+            case "unproven":
+                session.drop_anchor(plan, "untrusted")
+            case "empty_input":
+                session.drop_anchor(plan, "empty_input")
             case "conversation":
                 state = replace(state, conversation_id="")
+                error = failure.error
                 is_used = bool(error.response_id) or error.code == heal_rules.OBJECT_LOCKED
                 session.drop_anchor(plan, "taken" if is_used else "lost")
             case "reasoning":
                 session.reasoning = False
             case "include":
                 session.include = False
-        if state is not get_state(session.turn):
+        if state is not before:
             session.turn = set_state(session.turn, state)
         session.running = planning.find_running(session.turn, self.scope)
-        await self.evidence.save(check)
-        self._check_resend(session, error)
+        await self.evidence.save(session.check)
+        self._check_resend(session, failure.error)
         return lost
+
+    def _record_rejection(self, session: Session, reason: ResendReason) -> None:
+        """Record that the server does not use the anchor; not if only a connection remembered it."""
+        plan = session.plan
+        if reason != "unsupported" and heal_rules.is_live_only(get_state(session.turn), plan):
+            return
+        now = self._clock()
+        created_at = now
+        if plan.anchor is not None:
+            created_at = plan.anchor.created_at
+        session.check.record_rejection(reason, created_at, now)
 
     def _check_resend(self, session: Session, error: EngineError) -> None:
         """Raise if healing would send more than the request allows."""
@@ -507,8 +576,10 @@ class ResponsesEngine(RequestEngine):
             message = "the server no longer has the context, and a full send is about "
             message += f"{plan.full_bytes} bytes in {plan.full_blocks} blocks"
             problem = ResendTooLong(message, provider=self.name)
-            problem.response_id, problem.usage = error.response_id, error.usage
-            problem.turn, problem.plan = session.turn, plan
+            problem.response_id = error.response_id
+            problem.usage = error.usage
+            problem.turn = session.turn
+            problem.plan = plan
             raise problem from error
 
     def _build_plan(self, session: Session) -> RequestPlan:
@@ -544,11 +615,13 @@ class ResponsesEngine(RequestEngine):
 
     def _plan_mode(self, session: Session, mode: planning.Mode) -> RequestPlan:
         """Plan a request in a mode, whatever the evidence about the server's memory."""
-        evidence, extra = session.check.evidence, tuple[AnchorRecord, ...]()
+        evidence = session.check.evidence
+        extra: tuple[AnchorRecord, ...] = ()
         if mode == "chained":
+            extra = session.request.candidates
             # Responses that only a connection remembers are not known to requests outside of it.
-            live = self.transport.live_anchors(session.turn) if session.is_live else ()
-            extra = (*session.request.candidates, *live)
+            if session.is_live:
+                extra = (*extra, *self.transport.live_anchors(session.turn))
         plan = planning.plan_request(
             session.turn,
             scope=self.scope,
@@ -565,10 +638,11 @@ class ResponsesEngine(RequestEngine):
         from kedge.engines.stored_items import audit_blocks
 
         evidence = session.check.evidence
-        blocks, lists = session.turn.body, evidence.audits
-        result = await audit_blocks(self.transport, blocks, anchor, lists_items=lists)
-        evidence.audits = evidence.audits or result.checked > 0
-        return result
+        audit = await audit_blocks(
+            self.transport, session.turn.body, anchor, lists_items=evidence.audits
+        )
+        evidence.audits = evidence.audits or audit.checked > 0
+        return audit
 
 
 async def delete_unused_objects(engine: Engine, store: ObjectStore) -> dict[UnusedObject, str]:
@@ -578,12 +652,15 @@ async def delete_unused_objects(engine: Engine, store: ObjectStore) -> dict[Unus
         The objects, and why they were not deleted; see ``ConversationObjects.delete_unused``.
     """
     inner = unwrap(engine)
-    return await inner.objects.delete_unused(store) if isinstance(inner, ResponsesEngine) else {}
+    if not isinstance(inner, ResponsesEngine):
+        return {}
+    return await inner.objects.delete_unused(store)
 
 
 def _summarize(session: Session) -> heal_rules.RequestSummary:
     """Return the properties that decide whether a rejection of a request can be healed."""
-    body, items = session.body, session.body["input"]
+    body = session.body
+    items = body["input"]
     has_reasoning = session.reasoning and any(item["type"] == "reasoning" for item in items)
     return heal_rules.RequestSummary(
         previous_response_id=body.get("previous_response_id", ""),
@@ -596,7 +673,9 @@ def _summarize(session: Session) -> heal_rules.RequestSummary:
 
 def _should_store(session: Session) -> bool:
     """Return whether the server shall store the answer; in the background it must, unless the caller forbids it."""
-    mode = session.requested_mode if session.members.get("background") else session.mode
+    mode = session.mode
+    if session.members.get("background"):
+        mode = session.requested_mode
     return session.members.get("store", mode != "stateless") is not False
 
 
@@ -609,3 +688,37 @@ def _is_stored(body: Mapping[str, Any], outcome: Outcome) -> bool:
 def _end_running(turn: Turn, running: AnchorRecord, status: planning.Status) -> Turn:
     """Return the Turn without an answer in the background, so that it can be sent again."""
     return set_state(turn, get_state(turn).with_anchor(replace(running, status=status, request="")))
+
+
+def _is_counted(plan: RequestPlan, judgment: Judgment) -> bool:
+    """Return whether the token count of an answer would show that items of its anchor were missing."""
+    if plan.anchor is None:
+        return False
+    if plan.barrier is not None:
+        return True
+    base = plan.anchor.counted
+    counted = judgment.counted
+    return bool(base and counted and base.settings == counted.settings)
+
+
+def _mark_lost(
+    turn: Turn, plan: RequestPlan, response_id: str, judgment: Judgment, *, reused: bool
+) -> Turn:
+    """Return the Turn with the responses marked that an answer has shown to be lost."""
+    before = get_state(turn)
+    state = before
+    if reused:
+        state = state.mark_lost({response_id}, plan.scope)
+    if judgment.reason and not judgment.resend:
+        state = state.mark_lost(heal_rules.find_lost(state, plan, all_older=True), plan.scope)
+    if state is before:
+        return turn
+    return set_state(turn, state)
+
+
+def _drop_calls(outcome: Outcome) -> Outcome:
+    """Return a completed answer with its text only: calls made without the context are not run."""
+    texts = tuple(block for block in outcome.blocks if isinstance(block, AssistantBlock))
+    if not outcome.completed or len(texts) == len(outcome.blocks):
+        return outcome
+    return replace(outcome, blocks=texts)
