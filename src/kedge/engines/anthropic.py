@@ -65,7 +65,9 @@ class _AnthropicRenderer(MessageRenderer):
                     content.append(self._render_native(block))
                 case _:
                     pass
-        return [{"role": "assistant", "content": content}] if content else []
+        if not content:
+            return []
+        return [{"role": "assistant", "content": content}]
 
     def _render_user(self, results: Results, inputs: Inputs) -> list[Message]:
         content = [self._render_result(block) for block in results]
@@ -79,14 +81,19 @@ class _AnthropicRenderer(MessageRenderer):
             remedy = "move it directly before or after a user block"
             raise self._reject(inputs[0], remedy, "it is not beside a user block")
         messages: list[Message] = [{"role": "user", "content": content}]
-        if system := [block.text for block in inputs if isinstance(block, turns.SystemBlock)]:
-            messages.append({"role": "system", "content": "\n\n".join(system)})
+        texts = [block.text for block in inputs if isinstance(block, turns.SystemBlock)]
+        if texts:
+            messages.append({"role": "system", "content": "\n\n".join(texts)})
         return messages
 
     def _render_call(self, block: turns.ToolCallBlock) -> Members:
-        call_id, arguments = self._assign_id(block), self._parse_arguments(block)
-        called = {"type": "tool_use", "id": call_id, "name": block.name, "input": arguments}
-        return {**called, **_get_native_members(block)}
+        return {
+            "type": "tool_use",
+            "id": self._assign_id(block),
+            "name": block.name,
+            "input": self._parse_arguments(block),
+            **_get_native_members(block),
+        }
 
     def _parse_arguments(self, block: turns.ToolCallBlock) -> Members:
         value: object
@@ -110,8 +117,9 @@ class _AnthropicRenderer(MessageRenderer):
         raise self._reject(block, "remove it or write it as text")
 
     def _render_result(self, block: turns.ToolResultBlock) -> Members:
-        is_text = len(block.parts) == 1 and isinstance(block.parts[0], turns.TextPart)
-        content = block.text if is_text else self._render_input_parts(block)
+        content: str | list[Members] = block.text
+        if len(block.parts) != 1 or not isinstance(block.parts[0], turns.TextPart):
+            content = self._render_input_parts(block)
         call_id = self._resolve_id(block)
         return {"type": "tool_result", "tool_use_id": call_id, "content": content}
 
@@ -135,9 +143,10 @@ class _AnthropicRenderer(MessageRenderer):
             case turns.ImagePart():
                 return {"type": "image", "source": self._render_source(part, block)}
             case turns.FilePart():
-                title = {"title": part.filename} if part.filename else {}
-                source = self._render_source(part, block)
-                return {"type": "document", "source": source, **title}
+                document = {"type": "document", "source": self._render_source(part, block)}
+                if part.filename:
+                    document["title"] = part.filename
+                return document
             case turns.OpaquePart() if part.content.get("type") in NATIVE_PART_TYPES:
                 return thaw(part.content)
             case _:
@@ -146,16 +155,27 @@ class _AnthropicRenderer(MessageRenderer):
     def _render_source(self, part: turns.ImagePart | turns.FilePart, block: turns.Block) -> Members:
         if part.file_id:
             return {"type": "file", "file_id": part.file_id}
-        is_image = isinstance(part, turns.ImagePart)
-        if part.url and not (is_image and part.url.startswith("data:")):
+        if isinstance(part, turns.ImagePart):
+            return self._render_image_source(part, block)
+        return self._render_file_source(part, block)
+
+    def _render_image_source(self, part: turns.ImagePart, block: turns.Block) -> Members:
+        if part.url and not part.url.startswith("data:"):
             return {"type": "url", "url": part.url}
-        address = part.url if isinstance(part, turns.ImagePart) else part.data
-        media_type, data = split_data_url(address)
-        if media_type in (IMAGE_TYPES if is_image else FILE_TYPES):
+        media_type, data = split_data_url(part.url)
+        if media_type not in IMAGE_TYPES:
+            detail = f"it contains an image of type {media_type or 'unknown'}"
+            raise self._reject_part(block, detail)
+        return {"type": "base64", "media_type": media_type, "data": data}
+
+    def _render_file_source(self, part: turns.FilePart, block: turns.Block) -> Members:
+        if part.url:
+            return {"type": "url", "url": part.url}
+        media_type, data = split_data_url(part.data)
+        if media_type in FILE_TYPES:
             return {"type": "base64", "media_type": media_type, "data": data}
-        if is_image or not media_type.startswith("text/"):
-            what = "an image" if is_image else "a file"
-            detail = f"it contains {what} of type {media_type or 'unknown'}"
+        if not media_type.startswith("text/"):
+            detail = f"it contains a file of type {media_type or 'unknown'}"
             raise self._reject_part(block, detail)
         try:
             text = base64.b64decode("".join(data.split()), validate=True).decode()
@@ -178,17 +198,23 @@ def _render_reasoning(block: turns.ReasoningBlock) -> Members:
 def _get_native_members(block: turns.Block) -> Members:
     """Return the fields of a call that only this API has."""
     item = _get_native_item(block)
-    return thaw(item) if isinstance(item, turns.FrozenMap) else {}
+    if not isinstance(item, turns.FrozenMap):
+        return {}
+    return thaw(item)
 
 
 def _get_native_item(block: turns.Block) -> object:
     item = block.extra.get("item")
-    return item.get(NATIVE_KEY) if isinstance(item, turns.FrozenMap) else None
+    if not isinstance(item, turns.FrozenMap):
+        return None
+    return item.get(NATIVE_KEY)
 
 
 def _render_citations(part: turns.TextPart) -> Members:
-    cited = part.extra.get(CITATIONS)
-    return {CITATIONS: thaw(cited)} if isinstance(cited, tuple) else {}
+    citations = part.extra.get(CITATIONS)
+    if not isinstance(citations, tuple):
+        return {}
+    return {CITATIONS: thaw(citations)}
 
 
 def _has_content(part: turns.Part) -> bool:
@@ -218,7 +244,9 @@ def map_tool(definition: Mapping[str, Any]) -> Members:
         case "function":
             converted = param_rules.omit(definition, "type", "parameters", "strict")
             converted["input_schema"] = definition.get("parameters") or {"type": "object"}
-            return {**converted, "strict": True} if definition.get("strict") else converted
+            if definition.get("strict"):
+                converted["strict"] = True
+            return converted
         case "custom" if "input_schema" not in definition:
             name = definition.get("name")
             raise UnsupportedParameter(f"the free-form tool {name!r}", "define it as a function")
@@ -267,8 +295,9 @@ def map_schema(schema: Members) -> Members:
 def _map_effort(effort: Any) -> Members:
     if effort == "none":
         return {"thinking": {"type": "disabled"}}
-    converted = "low" if effort == "minimal" else effort
-    return {"output_config": {"effort": converted}, "thinking": {"type": "adaptive"}}
+    if effort == "minimal":
+        effort = "low"
+    return {"output_config": {"effort": effort}, "thinking": {"type": "adaptive"}}
 
 
 def _map_budget(tokens: Any) -> Members:
@@ -302,13 +331,26 @@ _REASONING: ParamRules = {
     "max_tokens": _map_budget,
     "summary": lambda _: {"thinking": {"display": "summarized"}},
 }
+
+
+def _map_parallel_calls(allowed: Any) -> Members:
+    if allowed:
+        return {}
+    return {"tool_choice": {"disable_parallel_tool_use": True}}
+
+
+def _map_stop(stop: Any) -> Members:
+    sequences: list[Any] = [stop]
+    if not isinstance(stop, str):
+        sequences = list(stop)
+    return {"stop_sequences": sequences}
+
+
 PARAM_RULES: ParamRules = {
     **param_rules.STATELESS_RULES,
     "max_output_tokens": param_rules.rename("max_tokens"),
     "tool_choice": param_rules.map_by_type("tool_choice", _CHOICES),
-    "parallel_tool_calls": lambda allowed: (
-        {} if allowed else {"tool_choice": {"disable_parallel_tool_use": True}}
-    ),
+    "parallel_tool_calls": _map_parallel_calls,
     "text": param_rules.map_members(
         "text",
         {
@@ -317,7 +359,7 @@ PARAM_RULES: ParamRules = {
         },
     ),
     "reasoning": param_rules.map_members("reasoning", _REASONING),
-    "stop": lambda stop: {"stop_sequences": [stop] if isinstance(stop, str) else list(stop)},
+    "stop": _map_stop,
     "metadata": _map_metadata,
     "user": lambda user: {"metadata": {"user_id": user}},
     "safety_identifier": lambda user: {"metadata": {"user_id": user}},
@@ -338,21 +380,26 @@ def reconcile_body(body: Members) -> Members:
     choice: Members = {"type": "auto", **(body.get("tool_choice") or {})}
     thinking: Members = {"type": "adaptive", **(body.get("thinking") or {})}
     budget = thinking.get("budget_tokens")
-    limit = DEFAULT_MAX_TOKENS + (budget if isinstance(budget, int) else 0)
-    fit: Members = {"max_tokens": body.get("max_tokens") or limit}
-    if isinstance(budget, int) and budget >= fit["max_tokens"]:
-        remedy = f"it must be smaller than max_output_tokens, which is {fit['max_tokens']}"
+    max_tokens = body.get("max_tokens")
+    if not max_tokens:
+        max_tokens = DEFAULT_MAX_TOKENS
+        if isinstance(budget, int):
+            max_tokens += budget
+    if isinstance(budget, int) and budget >= max_tokens:
+        remedy = f"it must be smaller than max_output_tokens, which is {max_tokens}"
         raise UnsupportedParameter(f"reasoning.budget_tokens {budget}", remedy)
+    reconciled: Members = {**body, "max_tokens": max_tokens}
     if "tool_choice" in body:
-        idle = not body.get("tools") and choice["type"] in ("auto", "none")
-        fit["tool_choice"] = None if idle else choice  # the API rejects it without tools
+        reconciled["tool_choice"] = choice
+        if not body.get("tools") and choice["type"] in ("auto", "none"):
+            reconciled["tool_choice"] = None  # the API rejects it without tools
     if "thinking" in body:
         if budget is not None:
             thinking["type"] = "enabled"
         if thinking["type"] == "disabled":
             thinking.pop("display", None)
-        fit["thinking"] = thinking
-    return {**body, **fit}
+        reconciled["thinking"] = thinking
+    return reconciled
 
 
 COUNTED_MEMBERS = ("model", "messages", "system", "tools", "tool_choice", "thinking")
@@ -408,8 +455,9 @@ class AnthropicEngine(StatelessEngine):
     ) -> None:
         super().__init__(model, **settings)
         self._cache_lifetime: CacheLifetime = cache_lifetime
-        self._param_rules = PARAM_RULES if sampling else {**PARAM_RULES, **SAMPLING_RULES}
+        self._param_rules = PARAM_RULES
         if not sampling:
+            self._param_rules = {**PARAM_RULES, **SAMPLING_RULES}
             self.foreign_params = FOREIGN_PARAMS | SAMPLING_RULES.keys()
 
     async def count_tokens(self, turn: Turn, **options: Any) -> int:

@@ -53,9 +53,10 @@ def render_messages(plan: RequestPlan, provider: str, max_call_id: int | str = "
     """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
     renderer = _ChatRenderer(provider, f".{{1,{max_call_id}}}")
     renderer.own = plan.own_responses()
-    system = plan.instructions
-    lead: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    return lead + renderer.render(plan)
+    messages = renderer.render(plan)
+    if plan.instructions is not None:
+        messages.insert(0, {"role": "system", "content": plan.instructions})
+    return messages
 
 
 class _ChatRenderer(MessageRenderer):
@@ -96,21 +97,23 @@ class _ChatRenderer(MessageRenderer):
         audio = members.get("audio")
         if isinstance(audio, dict) and "id" in audio:
             message["audio"] = {"id": audio["id"]}
-        parts = block.parts if isinstance(block, turns.AssistantBlock) else ()
-        noted = [each for part in parts for each in part.extra.get("annotations", ())]
-        annotations = [thaw(each) for each in noted if each.get("type") in each]
-        if annotations and block.response_id in self.own:
-            message["annotations"] = [*message.get("annotations", ()), *annotations]
+        if isinstance(block, turns.AssistantBlock) and block.response_id in self.own:
+            annotations = _list_annotations(block)
+            if annotations:
+                message["annotations"] = [*message.get("annotations", ()), *annotations]
 
     def _get_members(self, block: turns.Block, name: str) -> Message:
         """Return the members of an answer of this server that Kedge does not interpret."""
         if block.response_id not in self.own:
             return {}
         members = select_members(block.extra, (name,))
-        return thaw(members[name]) if members else {}
+        if not members:
+            return {}
+        return thaw(members[name])
 
     def _render_call(self, block: turns.ToolCallBlock) -> Message:
-        call_id, members = self._assign_id(block), self._get_members(block, CHAT_CALL)
+        call_id = self._assign_id(block)
+        members = self._get_members(block, CHAT_CALL)
         if block.custom:
             function = {"name": block.name, "input": block.arguments}
             return {**members, "id": call_id, "type": "custom", "custom": function}
@@ -145,15 +148,18 @@ class _ChatRenderer(MessageRenderer):
             case turns.TextPart():
                 return {"type": "text", "text": part.text}
             case turns.ImagePart() if part.url:
-                detail = {} if part.detail == "auto" else {"detail": part.detail}
-                return {"type": "image_url", "image_url": {"url": part.url, **detail}}
+                image = {"url": part.url}
+                if part.detail != "auto":
+                    image["detail"] = part.detail
+                return {"type": "image_url", "image_url": image}
             case turns.ImagePart():
                 remedy = "pass the image data with kedge.image"
                 raise self._reject(block, remedy, "it refers to an image by its file id")
             case turns.FilePart() if not part.url:
-                source = {"file_data": part.data} if part.data else {"file_id": part.file_id}
-                named = {"filename": part.filename} if part.filename else {}
-                return {"type": "file", "file": {**source, **named}}
+                file = {"file_data": part.data} if part.data else {"file_id": part.file_id}
+                if part.filename:
+                    file["filename"] = part.filename
+                return {"type": "file", "file": file}
             case turns.FilePart():
                 remedy = "pass the file data with kedge.file"
                 raise self._reject(block, remedy, "it refers to a file by its URL")
@@ -161,6 +167,12 @@ class _ChatRenderer(MessageRenderer):
                 return thaw(part.content)
             case _:
                 raise self._reject(block, "remove that part", "it contains a part of another API")
+
+
+def _list_annotations(block: turns.AssistantBlock) -> list[Message]:
+    """Return the annotations of an answer in the form of this API, whose members are named by their type."""
+    annotations = (each for part in block.parts for each in part.extra.get("annotations", ()))
+    return [thaw(each) for each in annotations if each.get("type") in each]
 
 
 def _open_message(messages: list[Message], *members: str) -> Message:
@@ -209,7 +221,9 @@ def _map_custom_tool(definition: Members) -> Members:
 def _map_named_choice(choice: Mapping[str, Any]) -> Members:
     """Convert a tool choice by name, in the form of either API."""
     kind = choice["type"]
-    return dict(choice) if kind in choice else {"type": kind, kind: {"name": choice.get("name")}}
+    if kind in choice:
+        return dict(choice)
+    return {"type": kind, kind: {"name": choice.get("name")}}
 
 
 def _map_allowed_tools(choice: Mapping[str, Any]) -> Members:
@@ -348,18 +362,20 @@ class ChatCompletionsEngine(StatelessEngine):
         body = self._start_body(render_messages(plan, self.name, self._max_call_id), request)
         if params.get("n") not in (None, 1):
             raise UnsupportedParameter("n", "a Turn has one answer; send it several times")
-        more = param_rules.map_params(params, self._param_rules)
-        if "tools" not in {**body, **more}:
-            more = {k: v for k, v in more.items() if v not in TOOL_ONLY_PARAMS.get(k, ())}
+        members = param_rules.map_params(params, self._param_rules)
+        if "tools" not in {**body, **members}:
+            members = {k: v for k, v in members.items() if v not in TOOL_ONLY_PARAMS.get(k, ())}
         if "stream" in body:
-            # With usage included, unless the caller disabled it.
-            chosen = params.get("stream_options", {})
-            options = None if chosen is None else {"include_usage": True, **chosen}
-            more["stream_options"] = options
-        return {**body, **more}
+            stream_options = params.get("stream_options", {})
+            if stream_options is not None:  # with usage included, unless the caller disabled it
+                stream_options = {"include_usage": True, **stream_options}
+            members["stream_options"] = stream_options
+        return {**body, **members}
 
     def _cache_rules(self, model: str, params: Params) -> CacheRules:
-        return anthropic_rules(model, "5m") if self._cache_control else self.cache_rules
+        if self._cache_control:
+            return anthropic_rules(model, "5m")
+        return self.cache_rules
 
     def _request_caching(self, body: Members, plan: RequestPlan, cache: CachePlan) -> None:
         if self._cache_control:

@@ -128,8 +128,8 @@ class HttpClient:
             EngineError: The server cannot be reached, or answered with an error.
         """
         retries = self.max_retries if retry else 0
-        for _ in range(0 if retries else CLOSE_TURNS):
-            await asyncio.sleep(0)
+        if not retries:
+            await _let_connections_close()
         while True:
             try:
                 response = await self._session.request(
@@ -146,8 +146,13 @@ class HttpClient:
             else:
                 if response.status < 300:
                     # To release it closes the connection if the body has not arrived completely.
-                    source, release = response.content.iter_any(), response.release
-                    return RawResponse(self, self.errors, source, release, response.headers)
+                    return RawResponse(
+                        self,
+                        self.errors,
+                        source=response.content.iter_any(),
+                        release=response.release,
+                        headers=response.headers,
+                    )
                 with closing(response):  # also if the call is cancelled
                     body = await read_start(response.content.iter_any(), self.read_errors)
                 text = body.decode("utf-8", "replace")
@@ -191,6 +196,11 @@ class HttpClient:
         await self._session.close()
 
 
+async def _let_connections_close() -> None:
+    for _ in range(CLOSE_TURNS):
+        await asyncio.sleep(0)
+
+
 async def wait_to_retry(error: EngineError, retries: int, max_retries: int) -> int:
     """Wait before a request is repeated.
 
@@ -223,4 +233,6 @@ def find_proxy(url: str) -> str | None:
         return None
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
-    return None if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]) else proxy
+    if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    return proxy

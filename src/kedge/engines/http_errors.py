@@ -129,32 +129,40 @@ class ErrorBuilder(msgspec.Struct, frozen=True):
             url: The address of the request, if it is known.
         """
         # Redacted before it is truncated, which could leave a part of the key.
-        found = parse_error(self.redact(text))
-        fields = {name: self.redact(value) for name, value in found.items()}
-        message = fields.pop("message")
+        parsed = parse_error(self.redact(text))
+        message = self.redact(parsed["message"])
+        code = self.redact(parsed["code"])
         if 300 <= status < 400:
             message = self.redact(_describe_redirect(headers))
-        elif status == 404 and "base URL" not in message and (part := find_doubled_part(url)):
-            address = self.redact(_strip_url(url))
-            message = (
-                f"{message} (the address {address} has {part} twice; is the base URL correct?)"
-            )
+        elif status == 404 and "base URL" not in message:
+            message += self._describe_doubled_part(url)
+
         kind = _STATUS_ERRORS.get(status, errors.RequestRefused)
         retryable = status in (408, 409, 429)
         if status >= 500:
             kind = errors.ServerFailed
-            retryable = status != 501 and not is_permanent_failure(fields["code"], message)
-        if (decision := headers.get("x-should-retry")) in ("true", "false"):
+            retryable = status != 501 and not is_permanent_failure(code, message)
+        decision = headers.get("x-should-retry")
+        if decision in ("true", "false"):
             retryable = decision == "true"
         return kind(
             message,
             provider=self.provider,
             status=status,
+            code=code,
+            param=self.redact(parsed["param"]),
             request_id=get_request_id(headers),
             retryable=retryable,
             retry_after=parse_retry_after(headers) if retryable else None,
-            **fields,
         )
+
+    def _describe_doubled_part(self, url: str) -> str:
+        """Return what to add to the error of a request whose address repeats a part, such as ``/v1/v1``."""
+        part = find_doubled_part(url)
+        if not part:
+            return ""
+        address = self.redact(_strip_url(url))
+        return f" (the address {address} has {part} twice; is the base URL correct?)"
 
 
 def hide_credentials(text: str, credentials: Iterable[str]) -> str:
@@ -172,14 +180,16 @@ def find_secrets(headers: Mapping[str, Any]) -> tuple[str, ...]:
     Of a list of pairs, such as several cookies, each pair and each value is returned.
     """
     names = (*CREDENTIAL_HEADERS, *GATEWAY_HEADERS)
-    found: list[str] = []
+    secrets: list[str] = []
     for name, value in headers.items():
         if name.lower() in names and isinstance(value, str):
-            is_cookie = name.lower() == "cookie"
-            pairs = value.split(";") if is_cookie else _SCHEME.sub("", value).split(",")
-            found += [pair.strip() for pair in pairs]
-            found += [pair.partition("=")[2].strip(' "') for pair in pairs]
-    return tuple(found)
+            if name.lower() == "cookie":
+                pairs = value.split(";")
+            else:
+                pairs = _SCHEME.sub("", value).split(",")
+            secrets += [pair.strip() for pair in pairs]
+            secrets += [pair.partition("=")[2].strip(' "') for pair in pairs]
+    return tuple(secrets)
 
 
 def is_permanent_failure(code: str, message: str) -> bool:
@@ -193,9 +203,12 @@ def describe_page(text: str) -> str:
         return text
     from html import unescape  # which takes time to import
 
-    found = _TITLE.search(text)
-    title = f", {' '.join(unescape(found[1]).split())[:MAX_TITLE_LENGTH]!r}," if found else ""
-    return f"the server returned a web page{title} instead of JSON; is the base URL correct?"
+    description = "the server returned a web page"
+    title = _TITLE.search(text)
+    if title:
+        line = " ".join(unescape(title[1]).split())
+        description += f", {line[:MAX_TITLE_LENGTH]!r},"
+    return f"{description} instead of JSON; is the base URL correct?"
 
 
 def parse_error(text: str) -> dict[str, str]:
@@ -204,8 +217,11 @@ def parse_error(text: str) -> dict[str, str]:
     inner = members.get("error")
     if isinstance(inner, dict):
         error = cast("dict[str, Any]", inner)
-        # Anthropic names its errors by type where others have a code.
-        members = {"code": error.get("type"), **error} if members.get("type") == "error" else error
+        if (
+            members.get("type") == "error"
+        ):  # Anthropic names its errors by type where others have a code
+            error = {"code": error.get("type"), **error}
+        members = error
     elif isinstance(inner, str):
         members = {**members, "message": inner}
     message = members.get("message") or members.get("detail") or describe_page(text)
@@ -226,7 +242,9 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
         return {}
     if isinstance(body, list) and body:  # the form of errors of Google's servers
         body = cast("list[Any]", body)[0]
-    return cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+    if not isinstance(body, dict):
+        return {}
+    return cast("dict[str, Any]", body)
 
 
 def get_request_id(headers: Mapping[str, str]) -> str:
@@ -241,7 +259,8 @@ def parse_retry_after(headers: Mapping[str, str]) -> float | None:
             seconds = float(headers.get(name, "")) * unit
             if isfinite(seconds) and seconds >= 0:
                 return seconds
-    if text := headers.get("retry-after"):
+    text = headers.get("retry-after")
+    if text:
         from email.utils import parsedate_to_datetime  # takes longer to import than this module
 
         with suppress(TypeError, ValueError):
@@ -273,5 +292,6 @@ def _strip_url(url: str) -> str:
 
 
 def _truncate_code(value: object) -> str:
-    known = isinstance(value, str | int) and not isinstance(value, bool)
-    return repair_surrogates(str(value)[:MAX_CODE_LENGTH]) if known else ""
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        return ""
+    return repair_surrogates(str(value)[:MAX_CODE_LENGTH])

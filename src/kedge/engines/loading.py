@@ -49,7 +49,9 @@ class LoadingWait:
         Raises:
             EngineError: The error, if the server is not loading its model, or takes too long.
         """
-        pause = self._next_pause if error.retry_after is None else error.retry_after
+        pause = self._next_pause
+        if error.retry_after is not None:
+            pause = error.retry_after
         if not is_loading(error) or self.seconds + pause > MAX_LOADING_SECONDS:
             raise error
         if not self.seconds:

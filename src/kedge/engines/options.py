@@ -50,7 +50,9 @@ class ResendLimit(msgspec.Struct, frozen=True):
 
 def to_resend_limit(limit: int | ResendLimit | None) -> ResendLimit | None:
     """Return a limit that was given as a number of bytes, as a `ResendLimit`."""
-    return ResendLimit(limit) if limit is not None and not isinstance(limit, ResendLimit) else limit
+    if limit is None or isinstance(limit, ResendLimit):
+        return limit
+    return ResendLimit(limit)
 
 
 class RequestOptions(BodyParams, total=False):
@@ -96,13 +98,21 @@ OPTION_NAMES = frozenset(RequestOptions.__optional_keys__) - KNOWN_PARAMS - {EXT
 
 
 def _join_ephemeral(blocks: EphemeralBlocks) -> str:
-    given: Any = blocks
-    is_list = isinstance(given, Iterable) and not isinstance(given, str)
-    listed: list[Any] = [*given] if is_list else [given]
-    if not all(isinstance(each, str | SystemBlock) for each in listed):
-        remedy = "pass text or system blocks; append other blocks to the Turn"
-        raise UnsupportedParameter("ephemeral", remedy)
-    return "\n\n".join(each if isinstance(each, str) else each.text for each in listed)
+    value: Any = blocks
+    entries: list[Any] = [value]
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        entries = [*value]
+    texts: list[str] = []
+    for entry in entries:
+        match entry:
+            case str():
+                texts.append(entry)
+            case SystemBlock():
+                texts.append(entry.text)
+            case _:
+                remedy = "pass text or system blocks; append other blocks to the Turn"
+                raise UnsupportedParameter("ephemeral", remedy)
+    return "\n\n".join(texts)
 
 
 def _define_tools(tools: OfferedTools) -> tuple[Mapping[str, Any], ...]:
@@ -115,8 +125,14 @@ def _define_tools(tools: OfferedTools) -> tuple[Mapping[str, Any], ...]:
     return (*definitions, *toolbox.frozen_definitions())
 
 
-def _list_candidates(given: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
-    return tuple(list_arguments("candidates", AnchorRecord, given))
+def _list_candidates(candidates: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
+    return tuple(list_arguments("candidates", AnchorRecord, candidates))
+
+
+def _check_tap(tap: Any) -> Any:
+    if tap is not None:
+        check_callback("tap", tap)
+    return tap
 
 
 def _check_value(name: str, value: Any) -> Any:
@@ -131,7 +147,7 @@ OPTION_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "output_retries": partial(check_count, "output_retries"),
     "tools": _define_tools,
     "candidates": _list_candidates,
-    "tap": lambda tap: None if tap is None else check_callback("tap", tap),
+    "tap": _check_tap,
     "before_send": partial(_check_value, "before_send"),
     "heal": partial(_check_value, "heal"),
     "keep_reasoning": partial(_check_value, "keep_reasoning"),

@@ -54,9 +54,10 @@ class SchemaMismatch(Exception):
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
-        more = len(problems) - MAX_PROBLEMS
-        shown = [f"- {line}" for line in problems[:MAX_PROBLEMS]]
-        super().__init__("\n".join([*shown, f"- and {more} more"] if more > 0 else shown))
+        lines = [f"- {problem}" for problem in problems[:MAX_PROBLEMS]]
+        if len(problems) > MAX_PROBLEMS:
+            lines.append(f"- and {len(problems) - MAX_PROBLEMS} more")
+        super().__init__("\n".join(lines))
         self.problems = tuple(problems)
 
 
@@ -77,9 +78,14 @@ class OutputSchema(msgspec.Struct, Generic[OutputT_co], frozen=True):
 
     def request_options(self) -> dict[str, Any]:
         """Return the request parameter for this schema, as the Responses API names it."""
-        strict = self._build_strict()
-        schema = {"schema": strict, "strict": True} if strict else {"schema": thaw(self.schema)}
-        return {"text": {"format": {"type": "json_schema", "name": self.name, **schema}}}
+        text_format: dict[str, Any] = {"type": "json_schema", "name": self.name}
+        strict_schema = self._build_strict()
+        if strict_schema:
+            text_format["schema"] = strict_schema
+            text_format["strict"] = True
+        else:
+            text_format["schema"] = thaw(self.schema)
+        return {"text": {"format": text_format}}
 
     def parse(self, text: str) -> OutputT_co:
         """Return the value of an answer.
@@ -91,7 +97,9 @@ class OutputSchema(msgspec.Struct, Generic[OutputT_co], frozen=True):
             SchemaMismatch: The text is not JSON, or does not match the schema.
         """
         text = _strip_fence(text)
-        return self._validate_type(text) if self.adapter else self._validate_schema(text)
+        if self.adapter is not None:
+            return self._validate_type(text, self.adapter)
+        return self._validate_schema(text)
 
     def parse_partial(self, text: str) -> Any:
         """Return the JSON values of an answer that is not complete yet; None before the first one.
@@ -100,9 +108,10 @@ class OutputSchema(msgspec.Struct, Generic[OutputT_co], frozen=True):
         """
         from pydantic_core import from_json
 
-        start = text.partition("\n")[2] if text.lstrip().startswith("```") else text
+        if text.lstrip().startswith("```"):
+            text = text.partition("\n")[2]
         try:
-            value = from_json(start.strip().rstrip("`"), allow_partial="trailing-strings")
+            value = from_json(text.strip().rstrip("`"), allow_partial="trailing-strings")
         except ValueError:
             return None
         return self._unwrap(value, None)
@@ -127,7 +136,9 @@ class OutputSchema(msgspec.Struct, Generic[OutputT_co], frozen=True):
 
     def to_json(self, value: Any) -> Any:
         """Return a value as JSON values."""
-        return self.adapter.dump_python(value, mode="json") if self.adapter else value
+        if self.adapter is None:
+            return value
+        return self.adapter.dump_python(value, mode="json")
 
     def _build_strict(self) -> dict[str, Any] | None:
         """Return the strict form, or None if there is none."""
@@ -148,15 +159,14 @@ class OutputSchema(msgspec.Struct, Generic[OutputT_co], frozen=True):
             return members.get(WRAPPER_MEMBER, default)
         return members  # a server that ignores the schema may still send a valid value
 
-    def _validate_type(self, text: str) -> Any:
+    def _validate_type(self, text: str, adapter: "TypeAdapter[OutputT_co]") -> OutputT_co:
         from pydantic import ValidationError
         from pydantic_core import from_json, to_json
 
-        assert self.adapter is not None  # noqa: S101 - checked by the caller
         try:
             if self.wrapped:
                 text = to_json(self._unwrap(from_json(text), {})).decode()
-            return self.adapter.validate_json(text)
+            return adapter.validate_json(text)
         except ValidationError as error:
             details = error.errors(include_url=False, include_context=False, include_input=False)
             problems = [f"{format_path(each['loc'], WHOLE)}: {each['msg']}" for each in details]
@@ -181,16 +191,16 @@ class OutputSchema(msgspec.Struct, Generic[OutputT_co], frozen=True):
         # By default, the validator downloads the target of a `$ref`.
         validator = Draft202012Validator(thaw(self.schema), registry=Registry[Any]())
         try:
-            found = list(validator.iter_errors(checked))  # pyright: ignore[reportUnknownMemberType]
+            errors = list(validator.iter_errors(checked))  # pyright: ignore[reportUnknownMemberType]
         except Unresolvable as error:
             raise InvalidSetting(
                 f"the schema of {self.name} refers to {error.ref!r}, which it does not contain; "
                 "add the definition to $defs"
             ) from error
-        problems = sorted(found, key=lambda each: [str(step) for step in each.absolute_path])
-        if problems:
-            lines = [f"{format_path(e.absolute_path, WHOLE)}: {e.message}" for e in problems]
-            raise SchemaMismatch(lines)
+        errors.sort(key=lambda error: [str(step) for step in error.absolute_path])
+        if errors:
+            problems = [f"{format_path(e.absolute_path, WHOLE)}: {e.message}" for e in errors]
+            raise SchemaMismatch(problems)
         return self._unwrap(checked, None)
 
 
@@ -224,8 +234,9 @@ def to_output_schema(output: Any, name: str = "answer") -> OutputSchema[Any]:
             f"the schema of {name} must be a type with a JSON schema, such as a pydantic model or a "
             f"dataclass, or a JSON schema, not {describe_value(output)}: {error}"
         ) from error
-    named = getattr(output, "__name__", "") if get_origin(output) is None else ""
-    return _build_schema(named or name, schema, adapter)
+    if get_origin(output) is None:
+        name = getattr(output, "__name__", "") or name
+    return _build_schema(name, schema, adapter)
 
 
 def _build_schema(
@@ -241,10 +252,15 @@ def _build_schema(
         return OutputSchema(name, FrozenMap(schema), adapter)
     schema = _move_references(schema, "#", f"#/properties/{WRAPPER_MEMBER}")
     inner = {key: value for key, value in schema.items() if key not in _DOCUMENT_KEYWORDS}
-    wrapper = {"properties": {WRAPPER_MEMBER: inner}, "required": [WRAPPER_MEMBER]}
-    shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
-    wrapped = FrozenMap({"type": "object", **wrapper, "additionalProperties": False, **shared})
-    return OutputSchema(name, wrapped, adapter, wrapped=True)
+    wrapper: dict[str, Any] = {
+        "type": "object",
+        "properties": {WRAPPER_MEMBER: inner},
+        "required": [WRAPPER_MEMBER],
+        "additionalProperties": False,
+    }
+    if "$defs" in schema:
+        wrapper["$defs"] = schema["$defs"]
+    return OutputSchema(name, FrozenMap(wrapper), adapter, wrapped=True)
 
 
 def _move_references(schema: dict[str, Any], old: str, new: str) -> dict[str, Any]:
@@ -268,11 +284,13 @@ def _check_schema(schema: Mapping[str, Any], name: str) -> None:
 
 def _is_closed(schema: dict[str, Any]) -> bool:
     """Return whether every member is required at all levels: then the strict form accepts the same values."""
-    here = set(schema.get("properties", {})) <= set(schema.get("required", ()))
-    return here and all(map(_is_closed, json_schema.list_subschemas(schema)))
+    requires_all = set(schema.get("properties", {})) <= set(schema.get("required", ()))
+    return requires_all and all(map(_is_closed, json_schema.list_subschemas(schema)))
 
 
 def _strip_fence(text: str) -> str:
     head, line_break, rest = text.strip().partition("\n")
     is_fenced = head.strip().lower() in ("```", "```json") and rest.endswith("```")
-    return rest.removesuffix("```") if line_break and is_fenced else text
+    if not line_break or not is_fenced:
+        return text
+    return rest.removesuffix("```")

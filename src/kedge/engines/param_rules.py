@@ -20,17 +20,21 @@ def map_params(params: Mapping[str, Any], rules: ParamRules) -> Members:
     """Return the members of the body for these parameters; parameters that are ``None`` are omitted."""
     body: Members = {}
     for name, value in params.items():
-        if value is not None:
-            merge(body, rules[name](value) if name in rules else {name: value})
+        if value is None:
+            continue
+        if name in rules:
+            merge(body, rules[name](value))
+        else:
+            merge(body, {name: value})
     return body
 
 
 def merge(body: Members, more: Mapping[str, Any]) -> None:
     """Add members; objects with the same name are merged."""
     for name, value in more.items():
-        there = body.get(name)
-        if isinstance(there, dict) and isinstance(value, Mapping):
-            body[name] = {**cast("Members", there), **cast("Mapping[str, Any]", value)}
+        present = body.get(name)
+        if isinstance(present, dict) and isinstance(value, Mapping):
+            body[name] = {**cast("Members", present), **cast("Mapping[str, Any]", value)}
         else:
             body[name] = value
 
@@ -71,7 +75,9 @@ def map_by_type(param: str, rules: ParamRules) -> ParamRule:
     """Return a rule that maps an object or a string by its type and rejects unknown types."""
 
     def rule(value: Any) -> Members:
-        kind = value if isinstance(value, str) else _require_object(param, value).get("type")
+        kind: object = value
+        if not isinstance(value, str):
+            kind = _require_object(param, value).get("type")
         if not isinstance(kind, str) or kind not in rules:
             raise UnsupportedParameter(f"{param} {kind!r}", f"use one of {', '.join(rules)}")
         return rules[kind](value)

@@ -104,13 +104,11 @@ def check_params(
         if name not in KNOWN_PARAMS and name != EXTRA_BODY:
             from difflib import get_close_matches
 
-            close = get_close_matches(name, (KNOWN_PARAMS | known_options) - foreign, 2)
-            hint = f"did you mean {' or '.join(map(repr, close))}? If not, " if close else ""
-            raise UnsupportedParameter(
-                name,
-                f"{hint}use extra_body={{{name!r}: …}} to send a body member of this name",
-                f"there is no option {name!r}",
-            )
+            remedy = f"use extra_body={{{name!r}: …}} to send a body member of this name"
+            similar = get_close_matches(name, (KNOWN_PARAMS | known_options) - foreign, 2)
+            if similar:
+                remedy = f"did you mean {' or '.join(map(repr, similar))}? If not, {remedy}"
+            raise UnsupportedParameter(name, remedy, f"there is no option {name!r}")
     encode_params({**members, **extra})
 
 
@@ -126,8 +124,9 @@ def encode_params(members: Mapping[str, Any]) -> bytes:
     try:
         return _PARAM_ENCODER.encode(members)[1:-1].encode()
     except (TypeError, ValueError, RecursionError) as error:
-        for name in members if len(members) > 1 else ():
-            encode_params({name: members[name]})  # which names the invalid one
+        if len(members) > 1:
+            for name in members:
+                encode_params({name: members[name]})  # which names the invalid one
         message = f"{next(iter(members))} cannot be sent as JSON: {error}; pass plain values"
         raise InvalidSetting(message) from error
 
@@ -142,11 +141,11 @@ def combine_params(*groups: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     extra: dict[str, Any] = {}
     for group in groups:
         members = {**group}
-        own = members.pop(EXTRA_BODY, None)
-        if not isinstance(own, Mapping | None):
+        extra_members = members.pop(EXTRA_BODY, None)
+        if not isinstance(extra_members, Mapping | None):
             raise UnsupportedParameter(EXTRA_BODY, "pass a mapping from member names to values")
         params |= members
-        extra |= cast("Mapping[str, Any]", own or {})
+        extra |= cast("Mapping[str, Any]", extra_members or {})
     for name in PLANNED_PARAMS.keys() & {*params, *extra}:
         problem = f"the plan decides {name!r}, so that it cannot be set"
         raise UnsupportedParameter(name, PLANNED_PARAMS[name], problem)

@@ -72,7 +72,9 @@ def place_breakpoints(body: Content, plan: RequestPlan, rules: CacheRules) -> No
     tool_size = _measure_tools(tools)
     if tools:
         tools[-1] = thaw(tools[-1])  # to mark it
-    system = [{"type": "text", "text": body["system"]}] if body.get("system") else []
+    system: list[Content] = []
+    if body.get("system"):
+        system = [{"type": "text", "text": body["system"]}]
     messages: list[Content] = body["messages"]
     lead_size = tool_size + _measure(system)
     prefixes = _list_boundaries(messages, lead_size + plan.full_bytes)
@@ -126,29 +128,33 @@ def _mark_sections(
 def _choose_control(blocks: Sequence[Content], block: Content, rules: CacheRules) -> Content:
     """Return a breakpoint with a lifetime that the others allow: longer lifetimes must come first."""
     position = next(index for index, each in enumerate(blocks) if each is block)
-    before, after = map(_list_lifetimes, (blocks[:position], blocks[position + 1 :]))
+    before = _list_lifetimes(blocks[:position])
+    after = _list_lifetimes(blocks[position + 1 :])
     is_long = "1h" in after or ("5m" not in before and rules.lifetime == LIFETIMES["1h"])
-    return {"type": "ephemeral", **({"ttl": "1h"} if is_long else {})}
+    if is_long:
+        return {"type": "ephemeral", "ttl": "1h"}
+    return {"type": "ephemeral"}
 
 
 def _list_boundaries(messages: Sequence[Content], size: int) -> list[tuple[list[Content], int]]:
     """Return the last input of this request and of the previous one, each with the bytes up to it."""
-    found: list[tuple[list[Content], int]] = []
+    boundaries: list[tuple[list[Content], int]] = []
     was_input = False
     for message in reversed(messages):
         is_input = message["role"] == "user"
         if is_input and not was_input and isinstance(message["content"], list):
-            found.append((cast("list[Content]", message["content"]), size))
-        if len(found) == 2:
+            boundaries.append((cast("list[Content]", message["content"]), size))
+        if len(boundaries) == 2:
             break
         was_input = is_input
         size -= _measure(message)
-    return found
+    return boundaries
 
 
 def _list_blocks(messages: Sequence[Content]) -> Iterator[Content]:
     for message in messages:
-        if isinstance(content := message.get("content"), list):
+        content = message.get("content")
+        if isinstance(content, list):
             yield from cast("list[Content]", content)
 
 
@@ -173,5 +179,7 @@ def _measure_tools(tools: Iterable[Content]) -> int:
 
 
 def _measure(value: object) -> int:
-    form = json.dumps(value, ensure_ascii=False, default=str)
-    return len(form.encode("utf-8", "surrogatepass")) if value else 0
+    if not value:
+        return 0
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return len(text.encode("utf-8", "surrogatepass"))

@@ -39,7 +39,9 @@ def is_event_stream(headers: Mapping[str, str], *, requested: bool) -> bool:
         requested: Whether a stream was requested.
     """
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    return requested if media_type in _UNLABELED else media_type == EVENT_STREAM
+    if media_type in _UNLABELED:
+        return requested
+    return media_type == EVENT_STREAM
 
 
 class RawResponse(msgspec.Struct):
@@ -144,9 +146,11 @@ class ResponseReader(msgspec.Struct):
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
         """Return the events that are complete with a chunk."""
-        if self._is_first and self.is_stream and (kind := read_kind(chunk)):
-            self._is_first = False
-            self.is_stream = kind != "object"  # some servers ignore `stream`
+        if self._is_first and self.is_stream:
+            kind = read_kind(chunk)
+            if kind:
+                self._is_first = False
+                self.is_stream = kind != "object"  # some servers ignore `stream`
         if self.is_stream:
             return self.decoder.feed(chunk)
         self._body += chunk
@@ -162,8 +166,10 @@ class ResponseReader(msgspec.Struct):
             ServerFailed: The body is not a response.
         """
         decoder = self.decoder
-        if self.is_stream or is_cut:
-            return decoder.close() if self.is_stream else []
+        if self.is_stream:
+            return decoder.close()
+        if is_cut:
+            return []
         body = bytes(self._body).lstrip(BLANKS)
         if read_kind(body) == "stream":
             return [*decoder.feed(body), *decoder.close()]
@@ -171,7 +177,9 @@ class ResponseReader(msgspec.Struct):
             parsed: object = decode(body)
         except (ValueError, RecursionError):
             parsed = None
-        response = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
+        response: dict[str, Any] = {}
+        if isinstance(parsed, dict):
+            response = cast("dict[str, Any]", parsed)
         if response.keys() & decoder.RESPONSE_FIELDS:
             # Only an escape can contain half a character; searching for one is cheaper than a walk over the response.
             return decoder.feed_whole(response, repair=b"\\u" in body)

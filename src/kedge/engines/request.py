@@ -93,11 +93,13 @@ class Request(msgspec.Struct, frozen=True):
             UnsupportedParameter: A parameter is decided by the plan, or has an unknown name.
             InvalidSetting: There is no such mode, or ``output`` has no JSON schema.
         """
-        given: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         params: dict[str, Any] = {}
         for name, value in options.items():
-            if name in OPTION_NAMES:
-                given[name] = OPTION_CONVERTERS[name](value) if name in OPTION_CONVERTERS else value
+            if name in OPTION_CONVERTERS:
+                members[name] = OPTION_CONVERTERS[name](value)
+            elif name in OPTION_NAMES:
+                members[name] = value
             else:
                 params[name] = value
         if params:
@@ -106,10 +108,9 @@ class Request(msgspec.Struct, frozen=True):
         if output is not None and text.get("format"):
             problem = "output= determines text.format"
             raise UnsupportedParameter("text.format", "set one of the two", problem)
-        schema = None if output is None else to_output_schema(output)
-        return cls(
-            params=params, output=schema, filters=ContentFilters(dict.fromkeys(filters)), **given
-        )
+        if output is not None:
+            members["output"] = to_output_schema(output)
+        return cls(params=params, filters=ContentFilters(dict.fromkeys(filters)), **members)
 
     def to_options(self) -> dict[str, Any]:
         """Return the keyword options of this request, with which a dry run plans what it will send."""

@@ -30,7 +30,9 @@ def build_input(plan: RequestPlan) -> list[dict[str, Any]]:
         if item["type"] in CALL_ARGUMENTS and len(item["call_id"]) > MAX_CALL_ID_LENGTH:
             name = hash_call_id(f"kedge.call/1  {item['call_id']}")
             shorter[item["call_id"]] = {"call_id": name}
-    return [item | shorter.get(item.get("call_id", ""), {}) for item in items] if shorter else items
+    if not shorter:
+        return items
+    return [item | shorter.get(item.get("call_id", ""), {}) for item in items]
 
 
 _PREFIX = b'"tools":'
@@ -42,7 +44,9 @@ def encode_tool(tool: object) -> bytes:
     Raises:
         InvalidSetting: A value is not JSON.
     """
-    return compute_once(_encode, tool) if type(tool) is FrozenMap else _encode(tool)
+    if type(tool) is FrozenMap:
+        return compute_once(_encode, tool)
+    return _encode(tool)
 
 
 def _encode(tool: object) -> bytes:
@@ -69,5 +73,6 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
             members.append(b'"tools":[%b]' % b",".join(listed))
         else:
             params[name] = value
-    # The items, which are the longest part, come last.
-    return b"{%b}" % b",".join([encode_params(params), *members] if params else members)
+    if params:  # before the items, which are the longest part
+        members.insert(0, encode_params(params))
+    return b"{%b}" % b",".join(members)

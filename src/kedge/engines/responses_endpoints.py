@@ -68,10 +68,10 @@ async def stream_response(
 async def _open_stream(
     transport: Transport, response_id: str, decoder: ResponsesDecoder
 ) -> RawResponse:
-    last = decoder.last_sequence_number
-    after = {"starting_after": last} if last >= 0 else {}
     path = f"/responses/{quote_segment(response_id)}"
-    query = {"stream": "true", **after}
+    query: dict[str, str | int] = {"stream": "true"}
+    if decoder.last_sequence_number >= 0:
+        query["starting_after"] = decoder.last_sequence_number
     return await transport.send(path, method="GET", streaming=True, query=query)
 
 
@@ -88,7 +88,8 @@ def continue_stream(
 
     async def read() -> AsyncGenerator[bytes]:
         nonlocal reply
-        tries, last = 0, -1
+        tries = 0
+        last = -1
         while True:
             try:
                 while chunk := await reply.next_chunk():
@@ -96,7 +97,10 @@ def continue_stream(
             except StreamCut:
                 if not decoder.response_id:
                     raise
-            tries = 0 if decoder.last_sequence_number > last else tries + 1
+            if decoder.last_sequence_number > last:
+                tries = 0
+            else:
+                tries += 1
             last = decoder.last_sequence_number
             if decoder.ended or not decoder.response_id or tries > MAX_CONTINUATIONS:
                 return
@@ -113,7 +117,8 @@ def continue_stream(
     async def release() -> None:
         await reply.aclose()
 
-    tap, reply.tap = reply.tap, None  # it gets the parts of all connections at the end
+    tap = reply.tap
+    reply.tap = None  # the tap gets the parts of all connections at the end
     return RawResponse(
         reply.client, reply.errors, read(), release, reply.headers, reply.is_stream, tap=tap
     )

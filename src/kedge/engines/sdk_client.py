@@ -81,28 +81,19 @@ class SdkClient:
             EngineError: The server cannot be reached, or answered with an error.
         """
         errors = self.errors
-        login = parse_base_url(errors.base_url).authorization
-        options: Any = {
-            "headers": {
-                **headers,
-                **no_telemetry_headers(self._sdk),
-                **({"Authorization": login} if login else {}),
-            },
-            # A redirect would send the conversation, and keys in other headers, to another server.
-            "follow_redirects": False,
-            **({"params": query} if query else {}),
-            **({} if retry else {"max_retries": 0}),
+        members: dict[str, Any] = {
+            "cast_to": httpx2.Response,
+            "options": self._build_options(errors.base_url, headers, query=query, retry=retry),
         }
+        if method != "delete":
+            members["stream"] = True
+            members["stream_cls"] = import_module(self._sdk).AsyncStream[object]
+        if content is not None:
+            members["content"] = content
         send = getattr(self.client, method.lower())
-        streamed: Any = {"stream": True, "stream_cls": import_module(self._sdk).AsyncStream[object]}
         try:
-            response = await send(
-                url,  # complete: the client is slow at joining a path to its base URL
-                cast_to=httpx2.Response,
-                options=options,
-                **({} if method == "delete" else streamed),
-                **({} if content is None else {"content": content}),
-            )
+            # The URL is complete: the client is slow at joining a path to its base URL.
+            response = await send(url, **members)
         except Exception as exc:
             error = self._translate(exc)
             if error is None:
@@ -114,8 +105,27 @@ class SdkClient:
             await source.aclose()
             await response.aclose()
 
-        status, headers = response.status_code, response.headers
-        return RawResponse(self, errors, source, release, headers, status=status)
+        return RawResponse(
+            self, errors, source, release, response.headers, status=response.status_code
+        )
+
+    def _build_options(
+        self, base_url: str, headers: Headers, *, query: Query, retry: bool
+    ) -> dict[str, Any]:
+        all_headers = {**headers, **no_telemetry_headers(self._sdk)}
+        login = parse_base_url(base_url).authorization
+        if login:
+            all_headers["Authorization"] = login
+        options: dict[str, Any] = {
+            "headers": all_headers,
+            # A redirect would send the conversation, and keys in other headers, to another server.
+            "follow_redirects": False,
+        }
+        if query:
+            options["params"] = query
+        if not retry:
+            options["max_retries"] = 0
+        return options
 
     @property
     def max_retries(self) -> int:
@@ -203,4 +213,6 @@ def _find_parser_error(exc: Exception) -> Exception | None:
 def _get_aiohttp_errors() -> tuple[type[Exception], ...]:
     """Return the base class of the errors of aiohttp, if a client uses it."""
     aiohttp: Any = sys.modules.get("aiohttp")
-    return () if aiohttp is None else (aiohttp.ClientError,)
+    if aiohttp is None:
+        return ()
+    return (aiohttp.ClientError,)

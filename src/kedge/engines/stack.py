@@ -64,8 +64,11 @@ def _wrap(engine: Engine, middleware: Middleware, stack: list[ContentFilter]) ->
     if not callable(middleware):
         kind = type(middleware).__name__
         raise InvalidSetting(f"a middleware is a function that wraps an engine, not {kind}")
-    # A stack may be part of others, in which its outermost layer is inside of another middleware.
-    layer = copy.copy(engine) if isinstance(engine, StackLayer) else StackLayer(engine)
+    if isinstance(engine, StackLayer):
+        # A stack may be part of others, in which its outermost layer is inside of another middleware.
+        layer = copy.copy(engine)
+    else:
+        layer = StackLayer(engine)
     layer.stack = stack
     wrapped = middleware(layer)
     if wrapped is layer:
@@ -118,9 +121,11 @@ class BaseMiddleware(Engine):
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan of the Turn that ``enter`` returns; an async ``enter`` is skipped."""
         changed = self.enter(turn)
-        if iscoroutine(changed):
+        if isinstance(changed, Turn):
+            turn = changed
+        elif iscoroutine(changed):
             changed.close()
-        return self.inner.plan(changed if isinstance(changed, Turn) else turn, **options)
+        return self.inner.plan(turn, **options)
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events, with the Turn changed by ``enter`` and ``leave``."""
@@ -139,8 +144,9 @@ class BaseMiddleware(Engine):
         Raises:
             InvalidTurn: It returned something else.
         """
-        returned = transform(turn)
-        changed: object = await returned if isawaitable(returned) else returned
+        changed: object = transform(turn)
+        if isawaitable(changed):
+            changed = await changed
         if not isinstance(changed, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidTurn(
                 f"the middleware {self.name} returned {type(changed).__name__} in place of a Turn; "
@@ -174,11 +180,14 @@ class StackLayer(BaseMiddleware):
         self.name = name
         self.outside = ""
         """The name of the middleware outside of this layer; empty if there is none."""
-        self.stack = list(find_filters(inner)) if stack is None else stack
+        if stack is None:
+            stack = list(find_filters(inner))
+        self.stack = stack
         self.plain: BaseMiddleware | None = None
         """The middleware, if it only changes the Turn before it is sent, so that it has no generator."""
-        if isinstance(inner, BaseMiddleware) and isinstance(inner.inner, StackLayer):
-            self.plain = inner if inner.is_plain else None
+        is_in_stack = isinstance(getattr(inner, "inner", None), StackLayer)
+        if is_in_stack and isinstance(inner, BaseMiddleware) and inner.is_plain:
+            self.plain = inner
 
     async def prepare(self, turn: Turn, request: Request) -> Request:
         """Return the request to send; called before each one, with the Turn exactly as it is sent."""
@@ -197,23 +206,35 @@ class StackLayer(BaseMiddleware):
         return self.inner.plan(turn, **options)
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """Yield the events of what is inside, with the changes to the Turn on both ways."""
+        """Yield the events of what is inside, with the changes to the Turn on both ways.
+
+        A probe is a place for one Turn that two layers share. The layer around a middleware writes the Turn that it
+        passes to the middleware, and the next layer inside compares it with the Turn that it receives: the difference
+        is the change of the middleware on the way in. On the way out, the inner layer writes the final Turn into the
+        same probe before it yields it, and the outer layer compares that with the Turn that the middleware returns.
+        """
         layer = self
-        probe = received = request.probe or TurnProbe(turn)
+        # The final Turn is written into the probe of the layer outside, even if the loop below continues with other
+        # layers: they are inside of plain middlewares, which do not see the final Turn.
+        received = request.probe or TurnProbe(turn)
+        probe = received
         while True:
             if layer.outside and turn is not probe.turn:
                 turn, changes = _track_edits(probe.turn, turn, layer.outside)
                 if changes:
                     yield TurnEdited(layer.outside, changes, "in")
             if layer.outside and request.applied:
-                given = turn
-                turn = request.filters.apply_to_turn(given, ("input",), request.applied)
-                if turn is not given:
-                    yield TurnEdited(FILTERED_BY, diff(given, turn), "in")
+                unfiltered = turn
+                turn = request.filters.apply_to_turn(unfiltered, ("input",), request.applied)
+                if turn is not unfiltered:
+                    yield TurnEdited(FILTERED_BY, diff(unfiltered, turn), "in")
             if layer.plain is None:
                 break
-            probe, turn = TurnProbe(turn), await layer.plain.change(turn, layer.plain.enter)
+            # A plain middleware has no generator: it is called here, and its layer is the next one of the loop.
+            probe = TurnProbe(turn)
+            turn = await layer.plain.change(turn, layer.plain.enter)
             layer = cast("StackLayer", layer.plain.inner)
+
         inside = TurnProbe(turn)
         request = structs.replace(request, probe=inside)
         if not layer.name:

@@ -84,9 +84,12 @@ class StatelessEngine(RequestEngine):
         """Add the members to a body that make the provider cache it."""
 
     def _build_plan(self, session: Session) -> RequestPlan:
-        now, unsealed = self._clock(), self._replay_reasoning
         plan = plan_request(
-            session.turn, scope=self.scope, mode="stateless", now=now, unsealed=unsealed
+            session.turn,
+            scope=self.scope,
+            mode="stateless",
+            now=self._clock(),
+            unsealed=self._replay_reasoning,
         )
         return replace(session.complete_plan(plan), mode_reason=session.mode_reason)
 
@@ -101,13 +104,16 @@ class StatelessEngine(RequestEngine):
         """Return the id of the first block of a plan that this API cannot express; empty if there is none."""
         try:
             self._build_body(plan, Request(), {})
-        except KedgeError as error:  # the request itself reports others
-            return error.block_id if isinstance(error, UnsupportedBlock) else ""
+        except UnsupportedBlock as error:
+            return error.block_id
+        except KedgeError:  # the request itself reports other errors
+            return ""
         return ""
 
     async def _settle(self, session: Session, outcome: Outcome) -> turns.Turn:
-        cache = session.plan.cache
-        counted = count_prompt(outcome, cache) if cache else None
+        counted = None
+        if session.plan.cache is not None:
+            counted = count_prompt(outcome, session.plan.cache)
         return self._record_outcome(session, session.turn, outcome, stored=False, counted=counted)
 
     def translate_error(self, session: Session, error: EngineError) -> Exception:
@@ -118,9 +124,11 @@ class StatelessEngine(RequestEngine):
             kinds = {block.kind for block in session.plan.sent}
             if is_missing or "reasoning" in kinds:
                 return HealableError("reasoning", error)
-        advice = self._advice.unreachable if isinstance(error, Unreachable) else ""
+        advice = ""
         if error.status == 404:
             advice = self._advice.no_model
+        elif isinstance(error, Unreachable):
+            advice = self._advice.unreachable
         if advice:
             error.message = f"{error.message}; {advice}"
         return error
@@ -191,20 +199,26 @@ class MessageRenderer(ABC):
 
     def _reject(self, block: turns.Block, remedy: str, detail: str = "") -> UnsupportedBlock:
         """Return the error for a block that the provider cannot express, with the reason and the remedy."""
-        kind = f"opaque {block.type}" if isinstance(block, turns.OpaqueBlock) else block.kind
-        what = f"block {block.id} ({kind})" + (f": {detail}" if detail else "")
-        message = f"{self.provider} cannot express {what}; {remedy} before sending"
+        kind = block.kind
+        if isinstance(block, turns.OpaqueBlock):
+            kind = f"opaque {block.type}"
+        description = f"block {block.id} ({kind})"
+        if detail:
+            description += f": {detail}"
+        message = f"{self.provider} cannot express {description}; {remedy} before sending"
         return UnsupportedBlock(message, block.id)
 
     def _assign_id(self, call: turns.ToolCallBlock) -> str:
         """Return the id for a call; it is unchanged if the provider accepts it."""
-        name, used = call.call_id, self._used_ids
-        if not self._allowed_ids.fullmatch(name) or (self.has_unique_ids and name in used):
-            mixed = f"kedge.call/1 {len(used) if name in used else ''} {name}"
-            name = hash_call_id(mixed)
-        used.add(name)
-        self._assigned_ids[call.call_id] = name
-        return name
+        call_id = call.call_id
+        is_used = call_id in self._used_ids
+        if not self._allowed_ids.fullmatch(call_id) or (self.has_unique_ids and is_used):
+            # Their number makes the id of a repeated call another one.
+            position = len(self._used_ids) if is_used else ""
+            call_id = hash_call_id(f"kedge.call/1 {position} {call_id}")
+        self._used_ids.add(call_id)
+        self._assigned_ids[call.call_id] = call_id
+        return call_id
 
     def _resolve_id(self, result: turns.ToolResultBlock) -> str:
         """Return the id for the result of a call."""
@@ -217,7 +231,10 @@ class MessageRenderer(ABC):
                 f"({block.form.get('kind')!r}); remove it or upgrade Kedge",
                 block.id,
             )
-        if not _is_output(block) and (members := get_members(block)):
+        if _is_output(block):
+            return
+        members = get_members(block)
+        if members:
             names = ", ".join(sorted(members))
             detail = f"it has members of an item of another API ({names})"
             raise self._reject(block, "remove them from its extra", detail)
@@ -226,9 +243,9 @@ class MessageRenderer(ABC):
         self, calls: Sequence[turns.ToolCallBlock], results: Sequence[turns.ToolResultBlock]
     ) -> None:
         """Reject results that come after further model output, which these APIs cannot express."""
-        answered, called = {each.call_id for each in results}, {each.call_id for each in calls}
+        paired = {call.call_id for call in calls} & {result.call_id for result in results}
         for block in (*calls, *results):
-            if block.call_id not in answered & called:
+            if block.call_id not in paired:
                 remedy = "move the result directly after its call, or remove both"
                 raise self._reject(block, remedy, f"the result of {block.call_id} comes later")
 

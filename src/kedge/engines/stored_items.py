@@ -100,27 +100,33 @@ class ConversationObjects:
 
         A stream is shown before the check after the answer, so a change that can be found earlier is worth a request.
         """
-        anchor = plan.anchor if plan.conversation_id else None
-        if anchor is None or now - anchor.created_at < PAUSE_SECONDS:
+        anchor = plan.anchor
+        if anchor is None or not plan.conversation_id:
+            return False
+        if now - anchor.created_at < PAUSE_SECONDS:
             return False
         return await self.check_end(plan, plan.conversation_id, complete=False) is False
 
     async def claim(self, object_id: str, last: str) -> Claim:
         """Claim an object that ends with the response ``last``, in this process and in the store."""
-        claims, store = self.claims, self._get_store()
-        claim = claims.claim(self._scope, object_id, last)
-        if claim == "taken" or not isinstance(store, ObjectStore):
-            return claim
+        claims = self.claims
+        store = self._get_store()
+        local_claim = claims.claim(self._scope, object_id, last)
+        if local_claim == "taken" or not isinstance(store, ObjectStore):
+            return local_claim
         try:
             stored = await store.claim_object(self._scope, object_id, last, owner=claims.owner)
         except KedgeError as error:
             log.warning("a conversation object was not claimed in the store: %s", error)
             return "unknown"
-        return claim if stored == "unknown" else stored
+        if stored == "unknown":
+            return local_claim
+        return stored
 
     async def release(self, object_id: str, last: str) -> None:
         """Record the last response in an object, so that its line of history can continue it."""
-        claims, store = self.claims, self._get_store()
+        claims = self.claims
+        store = self._get_store()
         if isinstance(store, ObjectStore):
             try:
                 await store.release_object(self._scope, object_id, last, owner=claims.owner)
@@ -144,21 +150,26 @@ class ConversationObjects:
         unused = await store.take_unused_objects(self._scope, MAX_DELETED)
         problems = dict.fromkeys(unused, f"the server did not delete it within {seconds:g} seconds")
         with move_on_after(seconds):
-            for each in unused:
-                try:
-                    path = f"/conversations/{quote_segment(each.id)}"
-                    await self._transport.request_json("delete", path)
-                except EngineError as error:
-                    problems[each] = "" if _is_missing(error) else str(error)
-                else:
-                    problems[each] = ""
-                if not problems[each]:
-                    await store.delete_object(each)
+            for item in unused:
+                problems[item] = await self._delete(item)
+                if not problems[item]:
+                    await store.delete_object(item)
         return problems
+
+    async def _delete(self, item: UnusedObject) -> str:
+        """Delete an object at the server; return why it still exists, or an empty string."""
+        try:
+            path = f"/conversations/{quote_segment(item.id)}"
+            await self._transport.request_json("delete", path)
+        except EngineError as error:
+            if not _is_missing(error):
+                return str(error)
+        return ""
 
     async def send(self, send: Callable[[], Awaitable[T]]) -> T:
         """Send a request to an object; wait while the server says that another request uses the object."""
-        delay, deadline = FIRST_DELAY, current_time() + LOCK_SECONDS
+        delay = FIRST_DELAY
+        deadline = current_time() + LOCK_SECONDS
         while True:
             try:
                 return await send()
@@ -194,7 +205,9 @@ class ConversationObjects:
             return False
         except EngineError as error:
             log.warning("the end of a conversation object cannot be checked: %s", error)
-            return False if _is_missing(error) else None
+            if _is_missing(error):
+                return False
+            return None
         if len(listed) < len(expected) or (complete and len(listed) > len(expected)):
             return False
         pairs = zip(expected, reversed(listed[: len(expected)]), strict=True)
@@ -214,10 +227,13 @@ async def _list_pages(
         page = await transport.request_json("get", path, order=order, limit=limit, **after)
         items = cast("list[Mapping[str, Any]]", page["data"] or [])
         yield items
-        last = {"after": str(page.get("last_id") or (items[-1].get("id") if items else ""))}
-        if not page.get("has_more") or not items or last == after:  # a server without paging
+        if not page.get("has_more") or not items:
             return
-        after, limit = last, PAGE_SIZE
+        last = {"after": str(page.get("last_id") or items[-1].get("id"))}
+        if last == after:  # a server without paging
+            return
+        after = last
+        limit = PAGE_SIZE
 
 
 def _read_blocks(items: Iterable[Mapping[str, Any]]) -> list[Block]:
@@ -236,23 +252,25 @@ async def _list_newest(
         wanted: How many items are needed, all by default; more may be returned.
         limit: How many to request at once.
     """
-    found: list[Block] = []
+    blocks: list[Block] = []
     path = f"/conversations/{quote_segment(object_id)}/items"
     async with aclosing(_list_pages(transport, path, "desc", limit)) as pages:
         async for items in pages:
-            found += _read_blocks(items)
-            if len(found) >= wanted:
+            blocks += _read_blocks(items)
+            if len(blocks) >= wanted:
                 break
-    return found
+    return blocks
 
 
 def _list_earlier(plan: RequestPlan, *, complete: bool) -> Sequence[Block]:
     """Return the blocks that the object of a plan should have before the request: all, or the last one."""
     if plan.anchor is None:
         return []
-    blocks = plan.source[plan.start - plan.body_start : plan.start]
-    found = [block for block in blocks if not isinstance(block, ReasoningBlock)]
-    return found if complete else found[-1:]
+    context = plan.source[plan.start - plan.body_start : plan.start]
+    blocks = [block for block in context if not isinstance(block, ReasoningBlock)]
+    if not complete:
+        return blocks[-1:]
+    return blocks
 
 
 def _is_same_item(ours: Block, theirs: Block, *, has_id: bool) -> bool:
@@ -311,7 +329,8 @@ async def audit_blocks(
     """
     local = [block for block in blocks if not isinstance(block, ReasoningBlock)]
     local = local[anchor.barrier or 0 : anchor.block_count]
-    checked, response_id = 0, anchor.response_id
+    checked = 0
+    response_id = anchor.response_id
     object_id = get_conversation_id(anchor.scope)
     for _ in range(MAX_ANCESTORS):
         try:

@@ -112,14 +112,16 @@ class Transport:
 
     async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
         """Send a request and return the JSON object of the response; ``json`` is its body."""
+        content = None
         body = query.pop("json", None)
-        content = None if body is None else encode_body(body)
+        if body is not None:
+            content = encode_body(body)
         reply = await self.send(path, content, method=method, query=query)
-        found = parse_object(await reply.read())
-        if not found:
+        members = parse_object(await reply.read())
+        if not members:
             message = "the server did not answer with a JSON object"
             raise ServerFailed(message, provider=self.provider, retryable=True)
-        return found
+        return members
 
 
 def build_url(errors: ErrorBuilder, path: str) -> str:

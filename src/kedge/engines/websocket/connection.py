@@ -39,16 +39,24 @@ class SocketMessage:
     """
 
     def __init__(self, data: bytes, payload: Mapping[str, Any]) -> None:
-        self.data, self.payload = data, payload
-        self.kind = str(payload.get("type") or ("error" if "error" in payload else ""))
+        self.data = data
+        self.payload = payload
+        self.kind = str(payload.get("type") or "")
+        if not self.kind and "error" in payload:
+            self.kind = "error"
         self.is_rejection = self.kind == "error" and "sequence_number" not in payload
         self.is_last = self.kind in TERMINAL_TYPES or self.is_rejection
+        self.response_id = ""
         response = payload.get("response")
-        found = cast("dict[str, Any]", response) if isinstance(response, dict) else {}
-        self.response_id = str(found.get("id") or "")
-        error: object = (payload.get("error") or payload) if self.kind == "error" else {}
-        is_object = isinstance(error, Mapping)
-        self.error = cast("Mapping[str, Any]", error) if is_object else {"message": error}
+        if isinstance(response, dict):
+            self.response_id = str(cast("dict[str, Any]", response).get("id") or "")
+        self.error: Mapping[str, Any] = {}
+        if self.kind == "error":
+            error: object = payload.get("error") or payload
+            if isinstance(error, Mapping):
+                self.error = cast("Mapping[str, Any]", error)
+            else:
+                self.error = {"message": error}
 
 
 class LaneFailed(Exception):
@@ -56,33 +64,48 @@ class LaneFailed(Exception):
 
 
 class Lane:
-    """One lane of a connection. ``name`` is its ``stream_id``; the lane without one has an empty name."""
+    """One lane of a connection.
 
-    connection: "SocketConnection"
+    Args:
+        connection: The connection.
+        name: Its ``stream_id``; empty for the only lane of a connection without lanes.
+    """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, connection: "SocketConnection", name: str) -> None:
+        self.connection = connection
         self.name = name
         self.latest_id = ""
         """The response that the server remembers for this lane."""
+        self.busy = False
+        """Whether the lane has a request that is not finished."""
+        self.abandoned = False
+        """Whether the running response has no reader."""
+        self.finished = False
+        """Whether the last message of the running response has arrived."""
+        self.started = False
+        """Whether the first message of the running response has arrived."""
+        self.request_bytes = 0
         self._announces = False
         """Whether the server starts a response with its object, as it should."""
         self._previous_id = ""
-        self.begin("")
-        self.busy = False
+        """The response before the running one."""
+        self._parent_id = ""
+        """The response that the request continues."""
+        self._inbox = asyncio.Queue[SocketMessage | LaneFailed]()
+        self._buffered_bytes = 0
+        self._overflowed = False
 
     def begin(self, parent_id: str) -> None:
         """Start a request that continues the response ``parent_id``, or none if it is empty."""
         self.busy = True
         self.abandoned = False
-        """Whether the running response has no reader."""
         self.finished = False
-        """Whether the last message of that response has arrived."""
         self.started = False
-        """Whether the first message of that response has arrived."""
         self.request_bytes = 0
-        self._overflowed = False
         self._parent_id = parent_id
-        self._inbox, self._buffered_bytes = asyncio.Queue[SocketMessage | LaneFailed](), 0
+        self._inbox = asyncio.Queue[SocketMessage | LaneFailed]()
+        self._buffered_bytes = 0
+        self._overflowed = False
 
     def receive(self, message: SocketMessage) -> None:
         """Process a message from the server."""
@@ -90,7 +113,8 @@ class Lane:
             return
         # What the server remembers, and whether the response has ended.
         if message.is_last:
-            self.finished, self._previous_id = True, message.response_id
+            self.finished = True
+            self._previous_id = message.response_id
         if message.kind in REMEMBERED_TYPES:
             self.latest_id = message.response_id
         elif message.is_last and self.latest_id == self._parent_id:
@@ -116,15 +140,21 @@ class Lane:
 
     def _is_stale(self, message: SocketMessage) -> bool:
         """Return whether an event belongs to the previous response: a repeated one may arrive late."""
-        if not self.started:
-            known = bool(message.response_id) and message.response_id == self._previous_id
-            # A server may issue an id twice; the first event of a response does not arrive late.
-            known = known and message.kind != "response.created"
-            announced = "response" in message.payload and not known
-            # A server without such a start is recognized by its first response, before which nothing is late.
-            bare = not self._announces and message.kind.startswith("response.") and not known
-            self.started = message.kind == "error" or announced or bare
-            self._announces = self._announces or announced
+        if self.started:
+            return False
+        # A server may issue an id twice; the first event of a response does not arrive late.
+        is_of_previous = (
+            bool(message.response_id)
+            and message.response_id == self._previous_id
+            and message.kind != "response.created"
+        )
+        is_announcement = "response" in message.payload and not is_of_previous
+        # A server that does not announce a response is recognized by its first one, before which nothing is late.
+        is_bare_start = (
+            message.kind.startswith("response.") and not is_of_previous and not self._announces
+        )
+        self.started = message.kind == "error" or is_announcement or is_bare_start
+        self._announces = self._announces or is_announcement
         return not self.started
 
 
@@ -157,16 +187,20 @@ class SocketConnection:
 
     def add_lane(self) -> Lane:
         """Add a lane."""
-        lane = Lane(f"k{len(self.lanes)}" if self.max_lanes > 1 else "")
-        lane.connection = self
+        name = ""
+        if self.max_lanes > 1:
+            name = f"k{len(self.lanes)}"
+        lane = Lane(self, name)
         self.lanes.append(lane)
         return lane
 
     async def send(self, lane: Lane, body: bytes) -> None:
         """Send a request on a lane; ``body`` is its JSON object."""
         lane.request_bytes = len(body)
-        name = f'"stream_id":"{lane.name}",' if lane.name else ""
-        await self._socket.send(f'{{"type":"response.create",{name}{body[1:].decode()}')
+        members = '"type":"response.create",'
+        if lane.name:
+            members += f'"stream_id":"{lane.name}",'
+        await self._socket.send(f"{{{members}{body[1:].decode()}")
 
     def is_too_large(self, lane: Lane) -> bool:
         """Return whether the server closed the connection because of the request of a lane: the largest unanswered."""
@@ -234,8 +268,9 @@ class SocketConnection:
         for lane in busy:
             if lane.name == name:
                 return lane
-        # A message without a lane belongs to the only lane.
-        return busy[0] if not name and len(busy) == 1 else None
+        if not name and len(busy) == 1:  # a message without a lane belongs to the only one
+            return busy[0]
+        return None
 
     def release(self, lane: Lane) -> None:
         """Signal that a lane is free."""
@@ -263,7 +298,8 @@ class ConnectionPool:
         self, open_socket: Callable[[], Awaitable[ClientConnection]], connections: int, lanes: int
     ) -> None:
         self._open_socket = open_socket
-        self._max_connections, self._max_lanes = connections, lanes
+        self._max_connections = connections
+        self._max_lanes = lanes
         self._connections: list[SocketConnection] = []
         self._opening_count = 0
         self._lane_available = asyncio.Event()
@@ -271,7 +307,8 @@ class ConnectionPool:
 
     def live_response_ids(self) -> set[str]:
         """Return the ids of the responses that the server remembers on an open connection."""
-        return {lane.latest_id for one in self._connections for lane in one.lanes if lane.latest_id}
+        lanes = (lane for connection in self._connections for lane in connection.lanes)
+        return {lane.latest_id for lane in lanes if lane.latest_id}
 
     async def acquire(self, parent_id: str) -> Lane:
         """Return a lane for a request that continues ``parent_id``, or nothing; wait for a free lane."""
@@ -286,7 +323,8 @@ class ConnectionPool:
 
     async def aclose(self) -> None:
         """Close all connections."""
-        connections, self._connections = self._connections, []
+        connections = self._connections
+        self._connections = []
         for connection in connections:
             await connection.close()
         for task in list(self._close_tasks):
@@ -305,12 +343,17 @@ class ConnectionPool:
             self._close(connection)
 
     def _find_lane(self, parent_id: str) -> Lane | None:
-        live = [each for each in self._connections if not each.retired]
-        for lane in (lane for connection in live for lane in connection.lanes if parent_id):
-            if lane.latest_id == parent_id:
-                return _find_free_lane(lane.connection) if lane.busy else lane
+        """Return the lane that remembers a response, or else one that loses nothing, or else any free lane."""
+        open_connections = [each for each in self._connections if not each.retired]
+        if parent_id:
+            for lane in (lane for each in open_connections for lane in each.lanes):
+                if lane.latest_id != parent_id:
+                    continue
+                if lane.busy:
+                    return _find_free_lane(lane.connection)
+                return lane
         for may_forget in (False, True):
-            for connection in live:
+            for connection in open_connections:
                 lane = _find_free_lane(connection)
                 if lane is not None and (may_forget or not lane.latest_id):
                     return lane
@@ -363,4 +406,6 @@ def _find_free_lane(connection: SocketConnection) -> Lane | None:
             return lane
     if len(connection.lanes) < connection.max_lanes:
         return connection.add_lane()
-    return free[0] if free else None
+    if not free:
+        return None
+    return free[0]

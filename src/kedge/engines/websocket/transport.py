@@ -80,10 +80,14 @@ class SocketTransport(Transport):
     def live_anchors(self, turn: Turn) -> tuple[AnchorRecord, ...]:
         """Return the unstored records of a Turn that an open connection remembers, as if they were stored."""
         pool = self._pools.get_existing()
-        live = pool.live_response_ids() if pool else frozenset[str]()
-        newest = get_state(turn).anchors[-MAX_RECORDS_CHECKED:] if live else ()
-        known = (r for r in reversed(newest) if not r.stored and r.response_id in live)
-        return tuple(structs.replace(record, stored=True) for record in known)
+        if pool is None:
+            return ()
+        live_ids = pool.live_response_ids()
+        if not live_ids:
+            return ()
+        newest = get_state(turn).anchors[-MAX_RECORDS_CHECKED:]
+        live = (r for r in reversed(newest) if not r.stored and r.response_id in live_ids)
+        return tuple(structs.replace(record, stored=True) for record in live)
 
     async def send(
         self,
@@ -97,8 +101,9 @@ class SocketTransport(Transport):
         """Send a request that continues a response on its lane, where the answer is always streamed."""
         if parent_id is None or body is None:
             return await super().send(path, body, retry=retry, **options)
-        rotations, most = MAX_ROTATIONS, self.client.max_retries
-        retries = most if retry else 0
+        max_retries = self.client.max_retries
+        retries = max_retries if retry else 0
+        rotations = MAX_ROTATIONS
         loading = LoadingWait()
         while True:
             try:
@@ -109,17 +114,19 @@ class SocketTransport(Transport):
                 elif retries and is_loading(error):
                     await loading.pause(error)
                 else:
-                    retries = await wait_to_retry(error, retries, most)
+                    retries = await wait_to_retry(error, retries, max_retries)
 
     async def _create_response(self, content: bytes, parent_id: str) -> RawResponse:
-        pool, client = self._pools.get(), self.client
+        pool = self._pools.get()
+        client = self.client
         lane = await pool.acquire(parent_id)
         release = partial(pool.release, lane)
         try:
-            messages = self._read_messages(lane, await self._send_on_lane(lane, content))
+            first = await self._send_on_lane(lane, content)
         except BaseException:
             release()
             raise
+        messages = self._read_messages(lane, first)
         return RawResponse(client, client.errors, messages, release, is_stream=True)
 
     async def _read_messages(
@@ -153,26 +160,33 @@ class SocketTransport(Transport):
             message = f"the connection ended before the request was sent ({type(error).__name__})"
             raise self._fail(Unreachable, message) from None
         if first.is_rejection:
-            headers = first.error.get("headers") or first.payload.get("headers")
-            status = first.payload.get("status") or first.payload.get("status_code")
-            members = cast("dict[str, Any]", headers) if isinstance(headers, dict) else {}
-            raise self.client.errors.build_error(
-                status if isinstance(status, int) else 400,
-                json.dumps({"error": first.error}),
-                {name.lower(): str(value) for name, value in members.items()},
-            )
+            raise self._error_from_message(first)
         return first
+
+    def _error_from_message(self, message: SocketMessage) -> EngineError:
+        """Return the error that a response over HTTP would have, from a message that rejects a request."""
+        status = message.payload.get("status") or message.payload.get("status_code")
+        if not isinstance(status, int):
+            status = 400
+        headers: dict[str, str] = {}
+        members = message.error.get("headers") or message.payload.get("headers")
+        if isinstance(members, dict):
+            for name, value in cast("dict[str, Any]", members).items():
+                headers[name.lower()] = str(value)
+        return self.client.errors.build_error(status, json.dumps({"error": message.error}), headers)
 
     def _fail(self, kind: type[StreamCut | Unreachable], message: str) -> EngineError:
         return kind(message, provider=self.provider, retryable=True)
 
     async def _open_socket(self) -> ClientConnection:
         client = self.client
-        seconds = client.timeouts.connect
+        open_timeout = client.timeouts.connect
+        if open_timeout is not None:
+            open_timeout = max(open_timeout, MIN_OPEN_SECONDS)
         try:
             socket = await client.open_socket(
                 build_url(client.errors, "/responses"),
-                open_timeout=None if seconds is None else max(seconds, MIN_OPEN_SECONDS),
+                open_timeout=open_timeout,
                 create_connection=_Connection,
             )
         except HandshakeRefused as error:
@@ -180,7 +194,9 @@ class SocketTransport(Transport):
         except (WebSocketException, OSError, TimeoutError) as error:
             message = f"could not open a WebSocket to the server ({type(error).__name__})"
             raise self._fail(Unreachable, message) from None
-        self.identity = read_identity(socket.response.headers) if socket.response else ""
+        self.identity = ""
+        if socket.response is not None:
+            self.identity = read_identity(socket.response.headers)
         return socket
 
     def _error_from_handshake(self, response: HandshakeResponse) -> EngineError:
