@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from operator import attrgetter
 from typing import Any
 
 from msgspec import structs
@@ -126,13 +125,15 @@ class _ToolsMiddleware(BaseMiddleware):
             toolbox = Toolbox(build_toolbox(self.selector(turn)), toolbox)
         edit = request.filters.edit_text if request.filters else None
         offered = (*request.tools, *toolbox.frozen_definitions(edit))
-        foreign = set[str]()
-        if offered_only := (*request.tools, *toolbox.offered):
-            foreign = {str(tool.get("name")) for tool in offered_only} - set(toolbox)
+        offered_only = (*request.tools, *toolbox.offered)
+        foreign = {str(definition.get("name")) for definition in offered_only} - set(toolbox)
         return toolbox, structs.replace(request, tools=offered), foreign
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the events of every round; the last event has the Turn."""
+        # There is one request before the first round of calls, and one after each round. The calls of the request after
+        # the last round are answered with a text about the limit, and a request without tools follows, so that the run
+        # ends with an answer: two requests more than rounds.
         for rounds in range(self.max_rounds + 2):
             toolbox, offered, foreign = self._offer_tools(turn, request)
             if rounds > self.max_rounds:
@@ -143,9 +144,8 @@ class _ToolsMiddleware(BaseMiddleware):
                         turn = event.turn
                     else:
                         yield event
-            calls = ours = find_open_calls(turn)
-            if foreign:
-                ours = [call for call in calls if call.name not in foreign]
+            calls = find_open_calls(turn)
+            ours = [call for call in calls if call.name not in foreign]
             if rounds == self.max_rounds and ours:
                 log.warning("the limit of %d rounds of tool calls is reached", rounds)
             if rounds >= self.max_rounds:
@@ -156,7 +156,7 @@ class _ToolsMiddleware(BaseMiddleware):
                     async for event in events:
                         yield event
                 turn = request.filters.apply_to_turn(turn)
-                turn = turn.append(*map(results.__getitem__, map(attrgetter("id"), ours)))
+                turn = turn.append(*(results[call.id] for call in ours))
             # The caller has to answer its own calls before the model continues.
             if not ours or len(ours) < len(calls):
                 break

@@ -76,19 +76,26 @@ class _CompactMiddleware(BaseMiddleware):
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events, and those of compaction before and after."""
         request = structs.replace(request, params={**self._params(), **request.params})
-        means: Any = {"engine": self.engine, "counter": self.counter, "filters": request.filters}
-        shorten = partial(compact_turn, compactor=self.compactor, **means)
+        shorten = partial(
+            compact_turn,
+            compactor=self.compactor,
+            engine=self.engine,
+            counter=self.counter,
+            filters=request.filters,
+        )
         if self._is_long_resend(turn, request):
             turn, result = await shorten(turn, occasion="resend")
             yield TurnCompacted(result, "resend")
-        answered, usage = False, None
+        answered = False
+        usage = None
         for limit in (self.resend_limit, None):
             limited = structs.replace(request, resend_limit=request.resend_limit or limit)
             try:
                 async with aclosing(self.inner.events(turn, limited)) as events:
                     async for event in events:
                         if isinstance(event, AnswerFinished):
-                            answered, usage = True, event.outcome.usage
+                            answered = True
+                            usage = event.outcome.usage
                         if not isinstance(event, TurnFinished) or find_running(event.turn):
                             yield event
                             continue

@@ -73,18 +73,25 @@ def with_default_middleware(
     **settings: Unpack[StackSettings],
 ) -> Engine:
     """Return the engine in its stack; ``innermost`` is the middleware next to the engine."""
-    tools, approve = settings.get("tools", ()), settings.get("approve")
-    toolbox = resolve_tools(tools)
+    toolbox = resolve_tools(settings.get("tools", ()))
+    approve = settings.get("approve")
     middleware: object = settings.get("middleware", ())
     if not isinstance(middleware, Iterable):
         kind = type(middleware).__name__
         raise InvalidSetting(f"middleware must be a list, not {kind}: middleware=[guard(…)]")
     stack = list(cast("Iterable[Middleware]", middleware))
-    if system := settings.get("system"):
+    system = settings.get("system")
+    if system:
         stack.insert(0, system_prompt(system))
-    if (compactor := settings.get("compactor")) is not None:
-        counter, limit = settings.get("counter", DEFAULT_COUNTER), settings.get("resend_limit")
-        stack.insert(0, compact(compactor, engine=engine, counter=counter, resend_limit=limit))
+    compactor = settings.get("compactor")
+    if compactor is not None:
+        compaction = compact(
+            compactor,
+            engine=engine,
+            counter=settings.get("counter", DEFAULT_COUNTER),
+            resend_limit=settings.get("resend_limit"),
+        )
+        stack.insert(0, compaction)
     # Without tools, an approver still decides about those that are passed with a single message.
     has_tools = not isinstance(toolbox, Toolbox) or toolbox.definitions() or toolbox.sources
     if has_tools or approve is not None:

@@ -239,14 +239,18 @@ class _GuardMiddleware(BaseMiddleware):
         filters = request.filters.with_filter(self.rules)
         request = structs.replace(request, filters=filters, applied=(*request.applied, self.rules))
         turn = filters.apply_to_turn(turn, ("input",), (self.rules,))
-        guarded, is_held = _OutputGuard(filters, self.rules), self.rules.holds_output
+        output_guard = _OutputGuard(filters, self.rules)
+        is_held = self.rules.holds_output
         try:
             async with aclosing(self.inner.events(turn, request)) as events:
                 async for event in events:
-                    for each in guarded.filter_event(event) if is_held else (event,):
-                        yield each
+                    if not is_held:
+                        yield event
+                        continue
+                    for filtered in output_guard.filter_event(event):
+                        yield filtered
         except EngineError as error:
-            guarded.filter_error(error)
+            output_guard.filter_error(error)
             raise
 
 
@@ -254,7 +258,8 @@ class _OutputGuard:
     """Applies the rules for output to the events and errors of one run."""
 
     def __init__(self, filters: ContentFilters, rules: _RuleFilter) -> None:
-        self.filters, self.rules = filters, (rules,)
+        self.filters = filters
+        self.rules = (rules,)
 
     def filter_event(self, event: Event) -> Iterable[Event]:
         """Return the events to emit instead of an event."""
@@ -266,21 +271,25 @@ class _OutputGuard:
             case ToolStarted():
                 return (structs.replace(event, call=self._block(event.call)),)
             case ToolFinished():
-                call, result = self._block(event.call), self._block(event.result)
-                return (structs.replace(event, call=call, result=result),)
+                call = self._block(event.call)
+                return (structs.replace(event, call=call, result=self._block(event.result)),)
+            case _ if isinstance(event, StreamEvent) and not isinstance(
+                event, _CONTENT_FREE_EVENTS
+            ):
+                return ()  # its content follows with the complete answer
             case _:
-                has_none = isinstance(event, _CONTENT_FREE_EVENTS)
-                return (event,) if has_none or not isinstance(event, StreamEvent) else ()
+                return (event,)
 
     def filter_error(self, error: EngineError) -> None:
         """Apply the rules to the content of an error."""
-        error.turn = self._turn(error.turn) if error.turn else None
+        if error.turn is not None:
+            error.turn = self._turn(error.turn)
         error.partial = tuple(map(self._block, error.partial))
 
     def _replay_answer(self, event: AnswerFinished) -> Iterable[Event]:
         blocks = tuple(map(self._block, event.outcome.blocks))
-        for each in blocks:
-            yield from _replay_block(each)
+        for block in blocks:
+            yield from _replay_block(block)
         outcome = structs.replace(event.outcome, blocks=blocks)
         yield structs.replace(event, outcome=outcome, turn=self._turn(event.turn))
 
@@ -291,30 +300,38 @@ class _OutputGuard:
         return self.filters.apply_to_turn(turn, ("output",), self.rules)
 
 
-def _replay_block(each: Block) -> Iterator[Event]:
-    """Yield events for those that were held back, each with the complete text."""
-    position = (each.item_id, -1 if each.output_index is None else each.output_index)
-    match each:
+def _replay_block(block: Block) -> Iterator[Event]:
+    """Yield events in place of those that were held back, each with the complete text."""
+    item_id = block.item_id
+    output_index = -1
+    if block.output_index is not None:
+        output_index = block.output_index
+    match block:
         case turns.AssistantBlock():
-            for index, part in enumerate(each.parts):
+            for index, part in enumerate(block.parts):
                 if isinstance(part, TextPart | RefusalPart) and part.text:
                     kind = "text" if isinstance(part, TextPart) else "refusal"
-                    yield build_delta(kind, part.text, *position, index, _get_logprobs(part))
+                    logprobs = _get_logprobs(part)
+                    yield build_delta(kind, part.text, item_id, output_index, index, logprobs)
         case turns.ReasoningBlock():
-            for index, text in enumerate(each.summary):
-                yield build_delta("summary", text, *position, index)
-            for index, text in enumerate(each.texts):
-                yield build_delta("reasoning", text, *position, index)
+            for index, text in enumerate(block.summary):
+                yield build_delta("summary", text, item_id, output_index, index)
+            for index, text in enumerate(block.texts):
+                yield build_delta("reasoning", text, item_id, output_index, index)
         case turns.ToolCallBlock():
-            yield ToolCallCompleted(each.call_id, each.name, each.arguments, *position, each.custom)
+            yield ToolCallCompleted(
+                block.call_id, block.name, block.arguments, item_id, output_index, block.custom
+            )
         case _:
             pass
 
 
 def _get_logprobs(part: TextPart | RefusalPart) -> tuple[FrozenMap, ...]:
-    listed = part.extra.get("logprobs")
-    objects = cast("tuple[object, ...]", listed) if isinstance(listed, tuple) else ()
-    return tuple(each for each in objects if isinstance(each, FrozenMap))
+    logprobs = part.extra.get("logprobs")
+    if not isinstance(logprobs, tuple):
+        return ()
+    entries = cast("tuple[object, ...]", logprobs)
+    return tuple(entry for entry in entries if isinstance(entry, FrozenMap))
 
 
 def _edit_text(text: str, edit: TextEdit) -> str:
@@ -341,7 +358,9 @@ def _edit_literal(match: re.Match[str], edit: TextEdit) -> str:
     except ValueError:
         return match[0]
     changed = _edit_text(value, edit)  # a string may contain JSON again
-    return match[0] if changed == value else json.dumps(changed)[:-1] + end
+    if changed == value:
+        return match[0]
+    return json.dumps(changed)[:-1] + end
 
 
 _TEXT_FIELDS = (
@@ -351,11 +370,13 @@ _TEXT_FIELDS = (
 """The fields of blocks and parts that hold text."""
 
 
-def _edit_block(each: Block, edit: TextEdit) -> Block:
+def _edit_block(block: Block, edit: TextEdit) -> Block:
     """Return the block with every text edited; the identical block if nothing changed."""
-    changed = _edit_fields(each, edit)
+    changed = _edit_fields(block, edit)
     metadata = _edit_metadata(changed.metadata, edit)
-    return changed if metadata is changed.metadata else structs.replace(changed, metadata=metadata)
+    if metadata is changed.metadata:
+        return changed
+    return structs.replace(changed, metadata=metadata)
 
 
 def _edit_metadata(metadata: FrozenMap, edit: TextEdit) -> FrozenMap:
@@ -375,10 +396,11 @@ def _edit_fields(value: Any, edit: TextEdit) -> Any:
     """Return a block or a part with its texts edited; the identical one if nothing changed."""
     names = (name for name in _TEXT_FIELDS if name in value.__struct_fields__)
     fields = {name: getattr(value, name) for name in names}
-    edited = {
-        name: field if name == "url" and field.startswith("data:") else _edit_value(field, edit)
-        for name, field in fields.items()
-    }
+    edited: dict[str, Any] = {}
+    for name, field in fields.items():
+        edited[name] = field
+        if name != "url" or not field.startswith("data:"):
+            edited[name] = _edit_value(field, edit)
     if _all_identical(edited.values(), fields.values()):
         return value
     match value:
@@ -403,22 +425,32 @@ def _edit_value(value: Any, edit: TextEdit) -> Any:
             text = edit(value)
             return value if text == value else text
         case Mapping():
-            mapping = cast("Mapping[str, Any]", value)
-            if set(mapping) == {"data", "format"} and mapping["format"] in AUDIO_FORMATS.values():
-                return mapping  # base64, in which a rule would match by chance
-            members: dict[str, Any] = {}
-            for name, member in mapping.items():
-                edited = member if name in _STRUCTURAL_FIELDS else _edit_value(member, edit)
-                members[_edit_name(name, edit, (mapping, members))] = edited
-            same = members.keys() == mapping.keys()
-            same = same and _all_identical(members.values(), mapping.values())
-            return mapping if same else FrozenMap(members)
+            return _edit_mapping(cast("Mapping[str, Any]", value), edit)
         case tuple():
-            listed = cast("tuple[Any, ...]", value)
-            edited = tuple(_edit_value(each, edit) for each in listed)
-            return listed if _all_identical(edited, listed) else edited
+            entries = cast("tuple[Any, ...]", value)
+            edited = tuple(_edit_value(entry, edit) for entry in entries)
+            return entries if _all_identical(edited, entries) else edited
+        case PartBase():
+            return _edit_fields(value, edit)
         case _:
-            return _edit_fields(value, edit) if isinstance(value, PartBase) else value
+            return value
+
+
+def _edit_mapping(mapping: Mapping[str, Any], edit: TextEdit) -> Mapping[str, Any]:
+    """Return an object with the names and texts of its members edited; the identical one if nothing changed."""
+    if set(mapping) == {"data", "format"} and mapping["format"] in AUDIO_FORMATS.values():
+        return mapping  # base64, in which a rule would match by chance
+    members: dict[str, Any] = {}
+    for name, member in mapping.items():
+        edited_name = _edit_name(name, edit, (mapping, members))
+        if name in _STRUCTURAL_FIELDS:
+            members[edited_name] = member
+        else:
+            members[edited_name] = _edit_value(member, edit)
+    has_same_names = members.keys() == mapping.keys()
+    if has_same_names and _all_identical(members.values(), mapping.values()):
+        return mapping
+    return FrozenMap(members)
 
 
 def _edit_name(name: str, edit: TextEdit, used: Iterable[Container[str]]) -> str:

@@ -85,7 +85,8 @@ class _RetryMiddleware(BaseMiddleware):
                     raise
                 # The same Turn is sent again, because inner middleware changes it again; only the new state of
                 # the server's memory is retained.
-                turn = set_state(turn, get_state(error.turn)) if error.turn else turn
+                if error.turn is not None:
+                    turn = set_state(turn, get_state(error.turn))
                 wait = self._find_wait(error, attempt)
                 log.warning("attempt %d failed; retrying in %.1f s", attempt, wait)
                 failed = AttemptFailed(

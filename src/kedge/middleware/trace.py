@@ -124,7 +124,8 @@ class _RunSpans:
 
     def __init__(self, trace: _TraceMiddleware, turn: Turn, request: Request) -> None:
         engine = unwrap(trace.inner)
-        self.tracer, self.content = trace.tracer, trace.content
+        self.tracer = trace.tracer
+        self.content = trace.content
         self.request = request
         self.requests = RequestLog(engine, request, is_written=False)
         self.model = self.requests.model
@@ -132,7 +133,7 @@ class _RunSpans:
         conversation = find_conversation_id(turn)
         self.common = {"gen_ai.provider.name": provider, "gen_ai.conversation.id": conversation}
         names = {"gen_ai.request.model": self.model, "gen_ai.agent.name": trace.agent}
-        self.run = self._start_span("invoke_agent", trace.agent, names)
+        self.run = self._start_span("invoke_agent", trace.agent, names, parent=None)
         self.request_span: Span | None = None
         self.tool_spans: dict[str, tuple[Span, int]] = {}
 
@@ -175,9 +176,9 @@ class _RunSpans:
                 self._record_output(_find_failure_reason(error), error.partial)
         else:
             self.requests.stop()
-            # The answer of a run that was left may be generated in the background.
-            is_left = self.request_span and self.requests.current.status == "running"
-            self._close_request("" if is_left else kind)
+            if self.request_span is not None and self.requests.current.status == "running":
+                # The run was left, and its answer may be generated in the background.
+                self._close_request("")
         self._close_request(kind)
         _mark_error(self.run, kind)
 
@@ -204,16 +205,22 @@ class _RunSpans:
             instructions = plan.instructions and self.request.filters.edit_text(plan.instructions)
             attributes["gen_ai.input.messages"] = _to_json(self._to_messages(plan.delta))
             attributes["gen_ai.system_instructions"] = _to_json(system_parts(instructions))
-        kind = SpanKind.CLIENT
-        self.request_span = self._start_span(operation, self.model, attributes, kind=kind)
+        self.request_span = self._start_span(
+            operation, self.model, attributes, parent=self.run, kind=SpanKind.CLIENT
+        )
 
     def _record_output(self, finish_reason: str, blocks: Iterable[Block]) -> None:
         """Record why an answer ended, and its blocks if content is enabled."""
-        messages = self._to_messages(blocks if self.content else ())
-        finished = [{**message, "finish_reason": finish_reason} for message in messages]
-        if self.request_span is not None:
-            reasons = {"gen_ai.response.finish_reasons": [finish_reason] if finish_reason else None}
-            _set(self.request_span, {**reasons, "gen_ai.output.messages": _to_json(finished)})
+        if self.request_span is None:
+            return
+        attributes: dict[str, Any] = {}
+        if finish_reason:
+            attributes["gen_ai.response.finish_reasons"] = [finish_reason]
+        if self.content:
+            messages = self._to_messages(blocks)
+            finished = [{**message, "finish_reason": finish_reason} for message in messages]
+            attributes["gen_ai.output.messages"] = _to_json(finished)
+        _set(self.request_span, attributes)
 
     def _discard_response(self, response_id: str, error: str) -> None:
         if response_id:
@@ -225,23 +232,27 @@ class _RunSpans:
         if self.request_span is None:
             return
         record = self.requests.current
-        first = record.first_token_seconds if self.request.streaming else None
-        delay = {"gen_ai.response.time_to_first_chunk": first}
-        _set(self.request_span, {**_describe_request(record), **delay, **attributes})
+        known = _describe_request(record)
+        if self.request.streaming:
+            known["gen_ai.response.time_to_first_chunk"] = record.first_token_seconds
+        _set(self.request_span, {**known, **attributes})
         if error:
             _mark_error(self.request_span, error)
         self.request_span.end()
         self.request_span = None
 
     def _start_tool(self, event: run_events.ToolStarted) -> None:
-        call, start = event.call, time_ns()
+        call = event.call
+        start = time_ns()
         attributes = {"gen_ai.tool.name": call.name, "gen_ai.tool.call.id": call.call_id}
         attributes["gen_ai.tool.type"] = "function"
         if self.content:
             arguments = self.request.filters.edit_text(call.arguments)
             attributes["gen_ai.tool.call.arguments"] = arguments
-        span = self._start_span("execute_tool", call.name, attributes, start_time=start)
-        self.tool_spans[call.id] = span, start
+        span = self._start_span(
+            "execute_tool", call.name, attributes, parent=self.run, start_time=start
+        )
+        self.tool_spans[call.id] = (span, start)
 
     def _end_tool(self, event: run_events.ToolFinished) -> None:
         span, start = self.tool_spans.pop(event.call.id, (None, 0))
@@ -265,14 +276,22 @@ class _RunSpans:
         return to_messages(allowed)
 
     def _start_span(
-        self, operation: str, subject: str, attributes: Mapping[str, Any], **options: Any
+        self,
+        operation: str,
+        subject: str,
+        attributes: Mapping[str, Any],
+        *,
+        parent: "Span | None",
+        **options: Any,
     ) -> "Span":
         from opentelemetry.trace import set_span_in_context
 
-        context = set_span_in_context(self.run) if hasattr(self, "run") else None
-        named = {"gen_ai.operation.name": operation, **self.common, **attributes}
+        context = None if parent is None else set_span_in_context(parent)
+        all_attributes = {"gen_ai.operation.name": operation, **self.common, **attributes}
         name = f"{operation} {subject}".strip()
-        return self.tracer.start_span(name, context, attributes=_drop_empty(named), **options)
+        return self.tracer.start_span(
+            name, context, attributes=_drop_empty(all_attributes), **options
+        )
 
 
 def _describe_request(record: RequestRecord) -> dict[str, Any]:
@@ -284,8 +303,9 @@ def _describe_request(record: RequestRecord) -> dict[str, Any]:
             "kedge.anchor.id": record.anchor,
             "kedge.delta.blocks": record.sent_blocks,
             "kedge.full.blocks": record.full_blocks,
-            "kedge.fallback.reason": record.reason if is_fallback_reason(record.reason) else None,
         }
+        if is_fallback_reason(record.reason):
+            attributes["kedge.fallback.reason"] = record.reason
     if record.sent_bytes:
         attributes |= {"kedge.sent.bytes": record.sent_bytes, "kedge.full.bytes": record.full_bytes}
     if record.usage:
@@ -327,13 +347,18 @@ def _set(span: "Span", attributes: Mapping[str, Any]) -> None:
 
 
 def _to_json(values: Iterable[Any]) -> str:
-    listed = list(values)
-    return json.dumps(listed, ensure_ascii=False) if listed else ""
+    entries = list(values)
+    if not entries:
+        return ""
+    return json.dumps(entries, ensure_ascii=False)
 
 
 def _error_type(error: BaseException) -> str:
     if isinstance(error, EngineError):
-        return error.code or (str(error.status) if error.status else type(error).__name__)
+        if error.code:
+            return error.code
+        if error.status:
+            return str(error.status)
     return type(error).__name__
 
 

@@ -59,11 +59,15 @@ class _TwoPhase(BaseMiddleware):
 
     def enter(self, turn: Turn) -> Turn | Awaitable[Turn]:
         """Return the Turn that ``before`` returns."""
-        return self.before(turn) if self.before else turn
+        if self.before is None:
+            return turn
+        return self.before(turn)
 
     def leave(self, turn: Turn) -> Turn | Awaitable[Turn]:
         """Return the Turn that ``after`` returns."""
-        return self.after(turn) if self.after else turn
+        if self.after is None:
+            return turn
+        return self.after(turn)
 
 
 PROMPT_NAME = "system_prompt"
@@ -103,7 +107,9 @@ class _SystemPromptMiddleware(BaseMiddleware):
 
     def enter(self, turn: Turn) -> Turn:
         """Return the Turn with the text at its start, replacing that of an earlier request."""
-        text: object = self.text(turn) if callable(self.text) else self.text
+        text: object = self.text
+        if callable(self.text):
+            text = self.text(turn)
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             kind = type(text).__name__
             raise InvalidSetting(f"the function of a system prompt must return a text, not {kind}")
@@ -175,8 +181,9 @@ def _fix_problems(turn: Turn, problems: Sequence[Problem], unanswered: Unanswere
             blocks.append(block)
         elif kind == "unanswered" and completes and isinstance(block, ToolCallBlock):
             blocks.append(block)
-            call_id, custom = block.call_id, block.custom
-            results.append(tool_result(call_id, INTERRUPTED, custom=custom, origin=REPAIR_NAME))
+            results.append(
+                tool_result(block.call_id, INTERRUPTED, custom=block.custom, origin=REPAIR_NAME)
+            )
         # Inserted after the complete answer with the calls, which must not be split.
         if results and not (following and _is_same_response(following, block)):
             blocks += results

@@ -90,8 +90,11 @@ def parse_address(base_url: str) -> BaseUrl:
 def make_scope(provider: str, base_url: str, *credentials: str | None) -> str:
     """Return the scope in which response ids are valid, such as ``openai/api.openai.com/v1/5f2c…``."""
     parts = urlsplit(base_url)
-    host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
-    names = [provider, host + parts.path.rstrip("/"), hash_account(*credentials)]
+    address = parts.hostname or ""
+    if parts.port:
+        address += f":{parts.port}"
+    address += parts.path.rstrip("/")
+    names = [provider, address, hash_account(*credentials)]
     return "/".join(name for name in names if name).replace(" ", "%20")
 
 
@@ -120,21 +123,28 @@ def prepare_client(
 ) -> "tuple[Callable[[], AnyClient], str]":
     """Return a factory for the client of a server and its scope, and remove the client's settings from ``settings``."""
     base_url, client_settings = _split_settings(base_url, settings)
-    key, owners = _check_key(provider, api_key), _resolve_owners(provider, client_settings)
+    key = _check_key(provider, api_key)
+    owners = _resolve_owners(provider, client_settings)
     env_headers = _read_env_headers(_HEADER_VARIABLES.get(provider, ""))
-    given: dict[str, str] = client_settings.get("default_headers") or {}
-    explicit = settings.pop("scope", None)
-    sent = sorted(_merge_headers(env_headers, given).items())
-    accounts = [value for name, value in sent if name in _ACCOUNT_HEADERS]
-    scope = explicit or make_scope(provider, base_url, key, *owners.values(), *accounts)
-    own = {
+    default_headers: dict[str, str] = client_settings.get("default_headers") or {}
+
+    scope = settings.pop("scope", None)
+    if not scope:
+        further_headers = sorted(_merge_headers(env_headers, default_headers).items())
+        accounts = [value for name, value in further_headers if name in _ACCOUNT_HEADERS]
+        scope = make_scope(provider, base_url, key, *owners.values(), *accounts)
+
+    login_headers = {
         "Authorization": f"Bearer {key or PLACEHOLDER_KEY}",
         "OpenAI-Organization": owners["organization"],
         "OpenAI-Project": owners["project"],
     }
     if provider == "anthropic":
-        own = {"X-Api-Key": key or PLACEHOLDER_KEY, "Anthropic-Version": ANTHROPIC_VERSION}
-    headers = _merge_headers(own, env_headers, given)
+        login_headers = {
+            "X-Api-Key": key or PLACEHOLDER_KEY,
+            "Anthropic-Version": ANTHROPIC_VERSION,
+        }
+    headers = _merge_headers(login_headers, env_headers, default_headers)
     errors = ErrorBuilder(provider, base_url, key, find_secrets(headers))
     return lambda: _make_client(errors, headers, client_settings), scope
 
@@ -165,14 +175,14 @@ def _merge_headers(*groups: Mapping[str, Any]) -> dict[str, str]:
         InvalidSetting: A header cannot be sent.
     """
     merged = {name.lower(): value for group in groups for name, value in group.items()}
-    found = {name: value for name, value in merged.items() if value is not None}
-    for name, value in found.items():
+    headers = {name: value for name, value in merged.items() if value is not None}
+    for name, value in headers.items():
         is_text = isinstance(value, str) and _HEADER_VALUE.fullmatch(value)
         if not (is_text and _HEADER_NAME.fullmatch(name)):  # the value may be secret
             raise InvalidSetting(
                 f"the header {name!r} must have a name without blanks and be text without line breaks"
             )
-    return found
+    return headers
 
 
 def _read_env_headers(variable: str) -> dict[str, str]:
@@ -199,10 +209,10 @@ def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
     resolve_limit(settings.get("max_response_bytes"))
-    timeout, retries = settings.get("timeout"), settings.get("max_retries", 0)
+    timeout = settings.get("timeout")
     for name in ("connect", "read"):
         validate_seconds(getattr(timeout, name, timeout), "timeout")
-    check_count("max_retries", retries)
+    check_count("max_retries", settings.get("max_retries", 0))
 
 
 def _check_key(provider: str, api_key: str | None) -> str:

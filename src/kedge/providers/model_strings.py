@@ -44,13 +44,19 @@ def connect(model: str, **settings: Unpack[ConnectSettings]) -> Engine:
     check_members(settings, ConnectSettings)
     name, separator, rest = model.partition(":")
     # Entry points are in the metadata of every installed package, which takes milliseconds to read.
-    available = PROVIDERS if name in PROVIDERS else providers()
+    available: Mapping[str, Callable[..., Engine]] = PROVIDERS
+    if name not in PROVIDERS:
+        available = providers()
     if name not in available:
-        form = "" if separator else "a model string is PROVIDER:MODEL, such as openai:gpt-5.1; "
-        hint = f"{form}there are: {', '.join(sorted(available))}"
         suggestions = _suggest_models(name, rest, available)
-        if suggestion := next(filter(_has_valid_form, suggestions), ""):
-            hint = f"did you mean {suggestion!r}?" + (f" {hint}" if form else "")
+        suggestion = next(filter(_has_valid_form, suggestions), "")
+        hint = f"there are: {', '.join(sorted(available))}"
+        if not separator:
+            hint = f"a model string is PROVIDER:MODEL, such as openai:gpt-5.1; {hint}"
+        if suggestion and separator:
+            hint = f"did you mean {suggestion!r}?"
+        elif suggestion:
+            hint = f"did you mean {suggestion!r}? {hint}"
         raise CannotConnect(f"no provider named {name!r} in {model!r}; {hint}")
     return available[name](rest, **settings)
 
@@ -58,7 +64,9 @@ def connect(model: str, **settings: Unpack[ConnectSettings]) -> Engine:
 def to_engine(model: Engine | str) -> Engine:
     """Return an engine, or the engine of a model string."""
     check_model(model)
-    return connect(model) if isinstance(model, str) else model
+    if isinstance(model, str):
+        return connect(model)
+    return model
 
 
 def check_model(model: Engine | str) -> None:
@@ -78,16 +86,19 @@ def _suggest_models(name: str, rest: str, available: Mapping[str, object]) -> It
     provider, slash, model = name.partition("/")
     if slash and provider in available:
         yield f"{provider}:{model}"
-    if known := _MODEL_PROVIDERS.get(name.partition("-")[0]):
-        yield f"{known}:{name}"
+    model_provider = _MODEL_PROVIDERS.get(name.partition("-")[0])
+    if model_provider:
+        yield f"{model_provider}:{name}"
     # Other libraries write the API of a provider into its name, as in "openai-responses:".
     first_word = re.split(r"[-_]", name)[0]
     if first_word in available:
         yield f"{first_word}:{rest}"
-    if similar := find_similar(name, available):
+    similar = find_similar(name, available)
+    if similar:
         yield f"{similar}:{rest}" if rest else similar
-    if known := _MODEL_PROVIDERS.get(rest.partition("-")[0]):
-        yield f"{known}:{rest}"
+    model_provider = _MODEL_PROVIDERS.get(rest.partition("-")[0])
+    if model_provider:
+        yield f"{model_provider}:{rest}"
 
 
 def _has_valid_form(model: str) -> bool:

@@ -71,19 +71,22 @@ def open_model(
     check_type("name", str, name)
     kind, _, rest = model.partition(":")
     if kind in BUILTIN_MODELS:
-        if kind == "script" and not rest:
-            raise CannotConnect("the script has no file; write script:answers.json")
-        script = Script.load(rest) if kind == "script" else None
-        made = PracticeModel(script, pace=pace, **({"window": window} if window else {}))
-        made.name = name or made.name
-        return made
+        script = None
+        if kind == "script":
+            if not rest:
+                raise CannotConnect("the script has no file; write script:answers.json")
+            script = Script.load(rest)
+        options: dict[str, Any] = {"pace": pace}
+        if window:
+            options["window"] = window
+        practice_model = PracticeModel(script, **options)
+        practice_model.name = name or practice_model.name
+        return practice_model
     # Clients of this server retry themselves.
     settings.setdefault("max_retries", 0)
-    engine = connect(model, **settings)
-    shown = name or rest.rpartition("#")[2] or kind
     return EngineModel(
-        shown,
-        engine,
+        name or rest.rpartition("#")[2] or kind,
+        connect(model, **settings),
         window=window or DEFAULT_WINDOW,
         tokens=tokens,
         stateless=stateless,
@@ -175,8 +178,10 @@ def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) ->
                 f"{where}: {key} does not belong in a file; set an environment variable to the key and "
                 'name it: key_env = "MY_KEY"'
             )
+        hint = f"known keys: {', '.join(known)}"
         similar = find_similar(key, [each for each in known if each not in table])
-        hint = f"did you mean {similar}?" if similar else f"known keys: {', '.join(known)}"
+        if similar:
+            hint = f"did you mean {similar}?"
         raise InvalidSetting(f"{where}: unknown key {key!r}; {hint}")
 
 
@@ -195,7 +200,8 @@ def _load_model(name: str, table: Any, file: str) -> Model:
     if "model" not in members:
         raise InvalidSetting(f'{where} needs a model: model = "ollama:llama3.2"')
     settings = {key: value for key, value in members.items() if key not in ("model", "key_env")}
-    if (variable := members.get("key_env")) is not None:
+    variable = members.get("key_env")
+    if variable is not None:
         settings["api_key"] = read_variable(variable)
         if not settings["api_key"]:
             raise CannotConnect(

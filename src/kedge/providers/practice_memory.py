@@ -94,15 +94,18 @@ def store_practice_memory(
         address: The address of the store or the path of its file; with one in memory, the server has its own memory.
         report: Called with a sentence if the store cannot be used; the memory then ends with the process.
     """
-    global _memory  # the embedded server serves the process
+    global _memory  # noqa: PLW0603 - the embedded server serves the process
     url = resolve_address(address)
-    previous, _memory = _memory, _Memory(IN_MEMORY if url in MEMORY_URLS else url, report)
+    if url in MEMORY_URLS:
+        url = IN_MEMORY
+    previous = _memory
+    _memory = _Memory(url, report)
     try:
         yield
     finally:
-        used, _memory = _memory.address, previous
-        server = None if used == IN_MEMORY else _servers.pop(used, None)
-        if server is not None:
+        _memory = previous
+        if url != IN_MEMORY and url in _servers:
+            server = _servers.pop(url)
             atexit.unregister(server.stop)
             server.stop()
 

@@ -106,16 +106,19 @@ class HostedProvider(Struct, frozen=True):
                 f"the model is missing; write for example {self.name}:{self.example}"
             )
         if "://" in model:
-            other = f", or write {self.generic}:<url>#<model>" if self.generic else ""
-            raise CannotConnect(
+            message = (
                 f"a model string of {self.name} has no address; pass it as base_url=, with a model such as "
-                f"{self.name}:{self.example}{other}"
+                f"{self.name}:{self.example}"
             )
+            if self.generic:
+                message += f", or write {self.generic}:<url>#<model>"
+            raise CannotConnect(message)
 
     def _resolve_url(self) -> str:
-        address = read_variable(self.url_variable) if self.url_variable else ""
-        if address:
-            return address.rstrip("/").removesuffix(self.path) + self.path
+        if self.url_variable:
+            address = read_variable(self.url_variable)
+            if address:
+                return address.rstrip("/").removesuffix(self.path) + self.path
         if not self.base_url:
             raise CannotConnect(
                 f"no address for {self.name}: set {self.url_variable} in the environment"
@@ -173,18 +176,22 @@ def connect_ollama(model: str, /, **settings: Any) -> Engine:
 def resolve_ollama_url(host: str) -> str:
     """Return the address of the API for a value of ``OLLAMA_HOST``, parsed as Ollama parses it."""
     address = host.strip().strip("'\"")
-    has_scheme = "://" in address
-    ports = {"http": 80, "https": 443} if has_scheme else {}
+    default_ports: dict[str, int] = {}
+    if "://" in address:
+        default_ports = {"http": 80, "https": 443}
+    else:
+        address = f"http://{address}"
     try:
-        parts = urlsplit(address if has_scheme else f"http://{address}")
-        port = parts.port or ports.get(parts.scheme, OLLAMA_PORT)
+        parts = urlsplit(address)
+        port = parts.port or default_ports.get(parts.scheme, OLLAMA_PORT)
     except ValueError:
         raise CannotConnect("the address in OLLAMA_HOST is invalid") from None
     name = parts.hostname or "127.0.0.1"
     if name in ("0.0.0.0", "::"):  # noqa: S104 - the server listens on all interfaces, so also on loopback
         name = "127.0.0.1"
-    bracketed = f"[{name}]" if ":" in name else name
-    return f"{parts.scheme}://{bracketed}:{port}{parts.path.rstrip('/')}/v1"
+    if ":" in name:  # an address of IPv6
+        name = f"[{name}]"
+    return f"{parts.scheme}://{name}:{port}{parts.path.rstrip('/')}/v1"
 
 
 def connect_practice(rest: str, /, **settings: Any) -> Engine:

@@ -80,7 +80,9 @@ def _describe_leaf(error: BaseException, edit: Callable[[str], str]) -> str:
     message = redact_secrets(edit(_error_message(error))[: 5 * MAX_MESSAGE_CHARS]).strip()
     if len(message) > MAX_MESSAGE_CHARS:
         message = f"{message[:MAX_MESSAGE_CHARS]} [cut]"
-    return f"{name}: {message}" if message else name
+    if not message:
+        return name
+    return f"{name}: {message}"
 
 
 def _error_message(error: BaseException) -> str:

@@ -120,14 +120,17 @@ def _get_or_set(variable: RunVar[Any], create: Callable[[], Any]) -> Any:
 async def invoke_tool(tool: AnyTool, arguments: Arguments, on_start: Callable[[], None]) -> Parts:
     """Run the function once; ``on_start`` is called when its timeout starts."""
     async with AsyncExitStack() as stack:
-        if limiter := get_limiter(tool):
+        abandoned_threads: set[object] = set()
+        limiter = get_limiter(tool)
+        if limiter is not None:
             await stack.enter_async_context(limiter.acquire())
+            abandoned_threads = limiter.abandoned
         if tool.is_async:
             run = partial(_run_in_loop, tool, arguments)
         else:  # the timeout starts once a thread is free
             threads = _get_or_set(_thread_limiter, partial(CapacityLimiter, MAX_THREADS))
             await stack.enter_async_context(threads)
-            run = ThreadRun(tool, arguments, limiter.abandoned if limiter else set()).run
+            run = ThreadRun(tool, arguments, abandoned_threads).run
         on_start()
         with move_on_after(tool.timeout):
             try:
@@ -162,23 +165,27 @@ class ThreadRun:
     async def run(self) -> Parts:
         """Start the thread and wait for it; abandon it on cancellation."""
         try:
-            done = await to_thread.run_sync(
+            returned = await to_thread.run_sync(
                 self.call_function, abandon_on_cancel=True, limiter=CapacityLimiter(1)
             )
         except get_cancelled_exc_class():
             self.abandon()
             raise
-        return to_parts(await done) if isawaitable(done) else done
+        if isawaitable(returned):
+            return to_parts(await returned)
+        return returned
 
     def call_function(self) -> Any:
-        """Call the function. Runs in the thread."""
+        """Call the function, in the thread; return its parts, or what the event loop has to await."""
         self.started = True
         try:
             if self.abandoned:
                 return ()
             with _replace_generator_exit():
                 value = self.tool.function(**self.arguments)
-            return value if isawaitable(value) else to_parts(value)
+            if isawaitable(value):
+                return value
+            return to_parts(value)
         finally:
             self.ended = True
             self.abandoned_threads.discard(self)
@@ -231,8 +238,10 @@ def truncate_parts(parts: Iterable[turns.Part], limit: int) -> Parts:
                 remaining = 0
             case _ if size > MAX_ATTACHMENT:
                 shown.append(turns.TextPart(f"[omitted: an attachment of {size:,} characters]"))
+            case turns.TextPart():
+                remaining -= len(part.text)
+                shown.append(part)
             case _:
-                remaining -= len(part.text) if isinstance(part, turns.TextPart) else 0
                 shown.append(part)
     return tuple(shown)
 
@@ -248,10 +257,10 @@ def describe_attachments(parts: Iterable[turns.Part], *, text_only: bool) -> Par
 
 
 def _describe_rejected(part: turns.Part, *, text_only: bool) -> turns.Part:
-    if sound := read_audio(part):
-        return turns.TextPart(
-            f"[omitted: {_describe_content('audio', *sound)}; models do not take it]"
-        )
+    audio = read_audio(part)
+    if audio is not None:
+        content = _describe_content("audio", *audio)
+        return turns.TextPart(f"[omitted: {content}; models do not take it]")
     match part:
         case turns.ImagePart() if text_only:
             content = _describe_content("an image", *split_data_url(part.url))
@@ -263,7 +272,9 @@ def _describe_rejected(part: turns.Part, *, text_only: bool) -> turns.Part:
 
 
 def _describe_content(kind: str, media_type: str, data: str) -> str:
-    return f"{kind} of type {media_type}, {len(data) * 3 // 4:,} bytes" if data else kind
+    if not data:
+        return kind
+    return f"{kind} of type {media_type}, {len(data) * 3 // 4:,} bytes"
 
 
 def _has_attachments(members: Iterable[object]) -> bool:
@@ -317,13 +328,16 @@ def _to_json(value: Any) -> str:
 
 
 def _to_plain(value: object) -> object:
-    return asdict(value) if isinstance(value, Struct) else str(value)
+    if isinstance(value, Struct):
+        return asdict(value)
+    return str(value)
 
 
 def _attachment_size(part: turns.Part) -> int:
     """Return the number of characters of an image, a file or audio; 0 for any other part."""
-    if sound := read_audio(part):
-        return len(sound[1])
+    audio = read_audio(part)
+    if audio is not None:
+        return len(audio[1])
     match part:
         case turns.ImagePart():
             return len(part.url)

@@ -229,8 +229,10 @@ class CallRunner:
             text = f"The call was not approved and did not run: {problem}."
             raise _EarlyResult("refused", text, cause) from error
         if isinstance(decision, Deny):
-            suffix = f": {decision.reason}" if decision.reason else "."
-            raise _EarlyResult("refused", f"The call was denied and did not run{suffix}")
+            text = "The call was denied and did not run."
+            if decision.reason:
+                text = f"The call was denied and did not run: {decision.reason}"
+            raise _EarlyResult("refused", text)
         if isinstance(decision, Edit) and decision.tell:
             shown = self.context.filters.apply(self.edited_call or self.call).arguments
             self.note = (
@@ -280,9 +282,14 @@ class CallRunner:
     async def _wait_before_retry(self, tool: AnyTool, failures: int, error: Exception) -> None:
         pause = dataclasses.replace(ATTEMPT_WAITS, first=tool.retry_wait).pause(failures - 1)
         attempt = f"attempt {failures} of {tool.retries + 1}"
-        location = self.call.call_id, _describe_location(error)
-        text = "tool %s failed, %s, retrying in %g s (call %s): %s"
-        log.info(text, tool.name, attempt, pause, *location)
+        log.info(
+            "tool %s failed, %s, retrying in %g s (call %s): %s",
+            tool.name,
+            attempt,
+            pause,
+            self.call.call_id,
+            _describe_location(error),
+        )
         await anyio.sleep(pause)
 
     def _failure_result(self, tool: AnyTool, error: Exception) -> _EarlyResult:
@@ -317,18 +324,38 @@ class CallRunner:
             shown = _prepend_note(shown, self.note)
         result = structs.replace(result, parts=shown)
         waited = max(0.0, time.perf_counter() - self._created_at - self.seconds)
-        times = self.attempts, self.seconds, waited
-        self.record = ToolRun(self.call, result, outcome, *times, error, self.edited_call)
-        log.log(
-            OUTCOME_LEVELS.get(outcome, logging.WARNING),
-            "tool %.64s: %s (call %s, %d attempt(s), %.3f s)%s",
-            *(self.call.name, outcome, self.call.call_id, self.attempts, self.seconds),
-            f": {_describe_location(error)}" if error else "",
-            call_id=self.call.call_id,
+        record = ToolRun(
+            self.call,
+            result,
+            outcome,
+            self.attempts,
+            self.seconds,
+            waited,
+            error,
+            self.edited_call,
         )
+        self.record = record
+        _log_run(record)
         if self.context.on_run:
-            self.context.on_run(self.record)
-        return self.record
+            self.context.on_run(record)
+        return record
+
+
+def _log_run(run: ToolRun) -> None:
+    location = ""
+    if run.error is not None:
+        location = f": {_describe_location(run.error)}"
+    log.log(
+        OUTCOME_LEVELS.get(run.outcome, logging.WARNING),
+        "tool %.64s: %s (call %s, %d attempt(s), %.3f s)%s",
+        run.name,
+        run.outcome,
+        run.call_id,
+        run.attempts,
+        run.seconds,
+        location,
+        call_id=run.call_id,
+    )
 
 
 def _prepend_note(parts: Parts, note: str) -> Parts:
@@ -372,10 +399,17 @@ async def run_calls(
     Returns:
         One result for each call, in the order of the calls.
     """
-    shown = ContentFilters() if filters is None else filters
-    known = build_toolbox(toolbox)
+    if filters is None:
+        filters = ContentFilters()
     context = CallContext(
-        known, approve, on_run, max_output, origin, shown, text_only, keeps_all_parts
+        build_toolbox(toolbox),
+        approve,
+        on_run,
+        max_output,
+        origin,
+        filters,
+        text_only,
+        keeps_all_parts,
     )
     return [record.result for record in await _run_all(context, calls)]
 

@@ -58,8 +58,7 @@ class FunctionSchema(msgspec.Struct, frozen=True):
         from pydantic import ValidationError
         from pydantic_core import from_json
 
-        # Some models send an empty string for a call without arguments.
-        text = call.arguments if call.arguments.strip() else "{}"
+        text = _read_text(call)
         if self.null_is_default and "null" in text:
             text = self._drop_nulls(text)
         try:
@@ -68,8 +67,9 @@ class FunctionSchema(msgspec.Struct, frozen=True):
             raise InvalidArguments(
                 call.name, describe_errors(error, text, self.json_schema)
             ) from error
-        for name in self.defaults - from_json(text).keys() if self.defaults else ():
-            parsed.pop(name, None)
+        if self.defaults:
+            for name in self.defaults - from_json(text).keys():
+                parsed.pop(name, None)
         if self.signature.call_parameter:
             parsed[self.signature.call_parameter] = call
         return parsed
@@ -99,7 +99,7 @@ class ExplicitSchema(msgspec.Struct, frozen=True):
             InvalidArguments: They are not a JSON object, or a name is missing or unknown.
         """
         try:
-            value = json.loads(call.arguments if call.arguments.strip() else "{}")
+            value = json.loads(_read_text(call))
         except (ValueError, RecursionError) as error:
             raise InvalidArguments(
                 call.name, [f"the arguments are not valid JSON ({error})"]
@@ -107,8 +107,9 @@ class ExplicitSchema(msgspec.Struct, frozen=True):
         if not isinstance(value, dict):
             raise InvalidArguments(call.name, ["the arguments must be one JSON object"])
         arguments = cast("Arguments", value)
-        if found := check_argument_names(arguments, self.json_schema):
-            raise InvalidArguments(call.name, found)
+        problems = check_argument_names(arguments, self.json_schema)
+        if problems:
+            raise InvalidArguments(call.name, problems)
         return arguments
 
 
@@ -120,11 +121,20 @@ class FreeForm(msgspec.Struct, frozen=True):
 
     def parse_arguments(self, call: ToolCallBlock) -> Arguments:
         """Return the text of a call under the name of the argument."""
-        receives = {self.signature.call_parameter: call} if self.signature.call_parameter else {}
-        return {self.signature.arguments[0].name: call.arguments, **receives}
+        arguments: Arguments = {self.signature.arguments[0].name: call.arguments}
+        if self.signature.call_parameter:
+            arguments[self.signature.call_parameter] = call
+        return arguments
 
 
 ArgumentReader = FunctionSchema | ExplicitSchema | FreeForm
+
+
+def _read_text(call: ToolCallBlock) -> str:
+    """Return the arguments of a call as JSON; some models send an empty string for a call without arguments."""
+    if not call.arguments.strip():
+        return "{}"
+    return call.arguments
 
 
 def build_function_schema(
@@ -247,9 +257,11 @@ def _defaults_to_null(schema: JSONSchema) -> bool:
 
 def _make_nullable(schema: JSONSchema) -> JSONSchema:
     """Return a schema that also accepts null, with the description at the top."""
-    described = {"description": schema["description"]} if "description" in schema else {}
     plain = {k: v for k, v in schema.items() if k not in ("default", "description")}
-    return {"anyOf": [plain, {"type": "null"}], **described}
+    nullable: JSONSchema = {"anyOf": [plain, {"type": "null"}]}
+    if "description" in schema:
+        nullable["description"] = schema["description"]
+    return nullable
 
 
 PathStep = str | int
@@ -270,14 +282,17 @@ def describe_errors(error: "ValidationError", text: str, schema: Mapping[str, An
             f"the arguments are not valid JSON ({_error_reason(details[0])}); write one JSON object"
         ]
     value: object = from_json(text)
-    if (kind := name_type(value)) != "an object":
+    kind = name_type(value)
+    if kind != "an object":
         return [f"the arguments are {kind}; write one JSON object"]
-    found: dict[ArgumentPath, list[ErrorDetails]] = {}
+    details_by_path: dict[ArgumentPath, list[ErrorDetails]] = {}
     for detail in details:
-        found.setdefault(_argument_path(detail, value), []).append(detail)
-    lines = [_describe_problem(path, each, schema) for path, each in found.items()]
-    more = len(lines) - MAX_PROBLEMS
-    return lines[:MAX_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
+        details_by_path.setdefault(_argument_path(detail, value), []).append(detail)
+    lines = [
+        _describe_problem(path, path_details, schema)
+        for path, path_details in details_by_path.items()
+    ]
+    return _limit_lines(lines, len(lines))
 
 
 def check_argument_names(value: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
@@ -285,11 +300,20 @@ def check_argument_names(value: Mapping[str, Any], schema: Mapping[str, Any]) ->
     known: Mapping[str, Any] = schema.get("properties") or {}
     is_closed = schema.get("additionalProperties") is False
     missing = [name for name in schema.get("required") or () if name not in value]
-    unknown = [name for name in value if name not in known] if is_closed else []
-    more = len(missing) + len(unknown) - MAX_PROBLEMS
+    unknown: list[str] = []
+    if is_closed:
+        unknown = [name for name in value if name not in known]
+    # Only the lines that are shown: a similar name takes time to find, and a model may write any number of names.
     lines = [_describe_missing((name,), schema) for name in missing[:MAX_PROBLEMS]]
     lines += [_describe_unknown((name,), known) for name in unknown[: MAX_PROBLEMS - len(lines)]]
-    return lines + ([f"and {more} more"] if more > 0 else [])
+    return _limit_lines(lines, len(missing) + len(unknown))
+
+
+def _limit_lines(lines: list[str], total: int) -> list[str]:
+    """Return the first lines, and how many of the total are missing."""
+    if total <= MAX_PROBLEMS:
+        return lines
+    return [*lines[:MAX_PROBLEMS], f"and {total - MAX_PROBLEMS} more"]
 
 
 def _argument_path(detail: "ErrorDetails", value: Any) -> ArgumentPath:
@@ -307,14 +331,14 @@ def _argument_path(detail: "ErrorDetails", value: Any) -> ArgumentPath:
 
 
 def _describe_problem(
-    path: ArgumentPath, found: Sequence["ErrorDetails"], schema: Mapping[str, Any]
+    path: ArgumentPath, details: Sequence["ErrorDetails"], schema: Mapping[str, Any]
 ) -> str:
-    kinds = {detail["type"] for detail in found}
+    kinds = {detail["type"] for detail in details}
     if kinds == {"missing"}:
         return _describe_missing(path, schema)
     if kinds == {"extra_forbidden"}:
         return _describe_unknown(path, _find_schema(path[:-1], schema).get("properties", {}))
-    reasons = "; or: ".join(dict.fromkeys(_error_reason(detail) for detail in found))
+    reasons = "; or: ".join(dict.fromkeys(_error_reason(detail) for detail in details))
     return f"{format_path(path, WHOLE)}: {reasons}{_format_expected(path, schema)}"
 
 
@@ -324,9 +348,10 @@ def _describe_missing(path: ArgumentPath, schema: Mapping[str, Any]) -> str:
 
 def _describe_unknown(path: ArgumentPath, known: Iterable[str]) -> str:
     names = list(known)
+    hint = f"the arguments are: {', '.join(names) or 'none'}"
     similar = find_similar(str(path[-1]), names)
-    listed = f"the arguments are: {', '.join(names) or 'none'}"
-    hint = f"did you mean {similar}?" if similar else listed
+    if similar:
+        hint = f"did you mean {similar}?"
     return f"{format_path(path, WHOLE)}: unknown argument; {hint}"
 
 
@@ -337,9 +362,13 @@ def _error_reason(detail: "ErrorDetails") -> str:
 
 def _format_expected(path: ArgumentPath, schema: Mapping[str, Any]) -> str:
     expected = _find_schema(path, schema)
-    shown = {key: thaw(each) for key, each in expected.items() if key not in ("default", "$defs")}
-    text = json.dumps(shown, ensure_ascii=False)
-    return f"; expected {text}" if shown and len(text) <= MAX_EXPECTED_CHARS else ""
+    keywords = {
+        name: thaw(value) for name, value in expected.items() if name not in ("default", "$defs")
+    }
+    text = json.dumps(keywords, ensure_ascii=False)
+    if not keywords or len(text) > MAX_EXPECTED_CHARS:
+        return ""
+    return f"; expected {text}"
 
 
 def _find_schema(path: ArgumentPath, root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -363,7 +392,9 @@ def _find_schema(path: ArgumentPath, root: Mapping[str, Any]) -> Mapping[str, An
 def _strip_null(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema of an optional value without null."""
     choices = [c for c in schema.get("anyOf", ()) if c.get("type") != "null"]
-    return _resolve_ref(choices[0], root) if len(choices) == 1 else schema
+    if len(choices) != 1:
+        return schema
+    return _resolve_ref(choices[0], root)
 
 
 def _resolve_ref(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:

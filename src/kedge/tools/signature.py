@@ -50,8 +50,10 @@ def parse_docstring(text: str | None) -> Docstring:
         *_iter_sections(parsed),
         _find_trailing_prose(source, parsed),
     ]
-    if parsed.returns and (result := parsed.returns.description or parsed.returns.type_name):
-        prose.append(f"Returns: {_join_lines(result)}")
+    if parsed.returns:
+        result = parsed.returns.description or parsed.returns.type_name
+        if result:
+            prose.append(f"Returns: {_join_lines(result)}")
     parameters = {
         name.strip(" *"): _join_lines(parameter.description or "")
         for parameter in parsed.params
@@ -142,7 +144,9 @@ def get_function_name(function: Function) -> str:
 def unwrap_callable(function: Function) -> Function:
     """Return the plain function or method behind a callable."""
     function = _unwrap_partial(function)
-    return function if inspect.isroutine(function) else function.__call__  # pyright: ignore[reportFunctionMemberAccess]
+    if inspect.isroutine(function):
+        return function
+    return function.__call__  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def is_async(function: Function) -> bool:
@@ -158,13 +162,16 @@ def _unwrap_partial(function: Function) -> Function:
 
 def strip_annotated(annotation: Any) -> Any:
     """Return the type in ``Annotated[type, …]``."""
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    if get_origin(annotation) is Annotated:
+        return get_args(annotation)[0]
+    return annotation
 
 
 def _check_callable(function: object, name: str) -> None:
-    if not callable(function) or inspect.isclass(function):
-        kind = "a class" if inspect.isclass(function) else f"of type {type(function).__name__}"
-        raise InvalidTool(name, f"it is {kind}; pass a function")
+    if inspect.isclass(function):
+        raise InvalidTool(name, "it is a class; pass a function")
+    if not callable(function):
+        raise InvalidTool(name, f"it is of type {type(function).__name__}; pass a function")
     code = unwrap_callable(function)
     if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
         raise InvalidTool(name, "it is a generator; a tool must return its result once")
@@ -175,12 +182,14 @@ def _list_parameters(function: Function, name: str) -> list[inspect.Parameter]:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise InvalidTool(name, "its signature is not available; wrap it in a def") from error
-    bound: dict[str, Any] = function.keywords if isinstance(function, partial) else {}
-    unbound = [parameter for parameter in parameters if parameter.name not in bound]
-    for parameter in unbound:
-        if problem := UNSUPPORTED_KINDS.get(parameter.kind):
+    if isinstance(function, partial):
+        bound_names = cast("partial[Any]", function).keywords
+        parameters = [each for each in parameters if each.name not in bound_names]
+    for parameter in parameters:
+        problem = UNSUPPORTED_KINDS.get(parameter.kind)
+        if problem:
             raise InvalidTool(name, f"parameter {parameter.name} {problem}")
-    return unbound
+    return parameters
 
 
 def _resolve_hints(function: Function, name: str) -> dict[str, Any]:
@@ -199,10 +208,11 @@ def _resolve_hints(function: Function, name: str) -> dict[str, Any]:
 
 def _get_annotation(parameter: inspect.Parameter, hints: dict[str, Any], name: str) -> Any:
     if parameter.name in hints:
-        if _contains_self(hints[parameter.name]):
+        annotation = hints[parameter.name]
+        if _contains_self(annotation):
             problem = f"parameter {parameter.name} is annotated with Self; name its class instead"
             raise InvalidTool(name, problem)
-        return hints[parameter.name]
+        return annotation
     if parameter.name == "self":
         raise InvalidTool(name, "it is an unbound method; pass object.method")
     raise InvalidTool(

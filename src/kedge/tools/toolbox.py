@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from operator import attrgetter
 from typing import (
     Any,
     Generic,
@@ -142,14 +141,18 @@ class Tool(Generic[P, R]):
         return thaw(self.frozen_definition)
 
     def _build_definition(self) -> dict[str, Any]:
-        described: dict[str, Any] = {"description": self.description} if self.description else {}
+        definition: dict[str, Any] = {"type": "function", "name": self.name}
+        if self.description:
+            definition["description"] = self.description
         if self.custom:
+            definition["type"] = "custom"
             if self.grammar is not None:
-                described["format"] = {"type": "grammar", **msgspec.structs.asdict(self.grammar)}
-            return {"type": "custom", "name": self.name, **described}
-        # Strict is sent even when false: the API treats a missing value as true.
-        function = {"parameters": self.parameters, "strict": self.strict}
-        return {"type": "function", "name": self.name, **described, **function}
+                definition["format"] = {"type": "grammar", **msgspec.structs.asdict(self.grammar)}
+        else:
+            definition["parameters"] = self.parameters
+            # Sent even when false: the API treats a missing value as true.
+            definition["strict"] = self.strict
+        return definition
 
     def __repr__(self) -> str:
         return f"<tool {self.name}>"
@@ -203,7 +206,9 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOp
     Raises:
         InvalidTool: A model could not call the function, or an option is out of range.
     """
-    return partial(_make_tool, options) if function is None else _make_tool(options, function)
+    if function is None:
+        return partial(_make_tool, options)
+    return _make_tool(options, function)
 
 
 def _make_tool(options: ToolOptions, function: Callable[P, R]) -> Tool[P, R]:
@@ -253,7 +258,8 @@ class _RestrictedSource(ToolSource):
     """A source without some of its tools, also after it changes."""
 
     def __init__(self, source: ToolSource, excluded: frozenset[str]) -> None:
-        self.source, self.excluded = source, excluded
+        self.source = source
+        self.excluded = excluded
         self.name = source.name
 
     @property
@@ -304,14 +310,16 @@ class Toolbox(Mapping[str, AnyTool]):
                 self.sources += (entry,)
             case Mapping():
                 self.offered += (_check_definition(entry),)
+            case Tool():
+                self._add_tool(entry)
             case _:
-                added = cast("AnyTool", entry if isinstance(entry, Tool) else _make_tool({}, entry))
-                if added.name in self.functions:
-                    raise InvalidTool(
-                        added.name,
-                        "this toolbox already has a tool of that name; set another name=",
-                    )
-                self.functions[added.name] = added
+                self._add_tool(_make_tool({}, entry))
+
+    def _add_tool(self, added: AnyTool) -> None:
+        if added.name in self.functions:
+            problem = "this toolbox already has a tool of that name; set another name="
+            raise InvalidTool(added.name, problem)
+        self.functions[added.name] = added
 
     @property
     def _tools(self) -> Mapping[str, AnyTool]:
@@ -329,8 +337,10 @@ class Toolbox(Mapping[str, AnyTool]):
         origins: dict[str, tuple[ToolSource, str]] = {}
         for source, tools in zip(self.sources, current, strict=True):
             for each in tools:
-                prefix = f"{source.name}_" if names[each.name] > 1 else ""
-                name = _find_free_name(f"{prefix}{each.name}", merged)
+                name = each.name
+                if names[name] > 1:
+                    name = f"{source.name}_{name}"
+                name = _find_free_name(name, merged)
                 merged[name] = each if name == each.name else replace(each, name=name)
                 origins[name] = (source, each.name)
         return _Merged(current, merged, origins)
@@ -367,14 +377,12 @@ class Toolbox(Mapping[str, AnyTool]):
 
     def frozen_definitions(self, edit: TextEdit | None = None) -> tuple[FrozenMap, ...]:
         """Return the definitions as parts of a request, which cannot be changed; see ``definitions``."""
-        definitions = map(attrgetter("frozen_definition"), self._tools.values())
-        if edit is not None and self.sources:
-            definitions = (
-                each.frozen_definition
-                if each.name in self.functions
-                else to_definition(edit_descriptions(each.definition(), edit))
-                for each in self._tools.values()
-            )
+        definitions: list[FrozenMap] = []
+        for each in self._tools.values():
+            if edit is None or each.name in self.functions:
+                definitions.append(each.frozen_definition)
+            else:
+                definitions.append(to_definition(edit_descriptions(each.definition(), edit)))
         return (*definitions, *map(to_definition, self.offered))
 
     def with_tools(self, *tools: "Entry") -> "Toolbox":
@@ -438,12 +446,13 @@ def edit_descriptions(value: Any, edit: TextEdit) -> Any:
     """Return a definition or a JSON schema with its descriptions and titles edited."""
     match value:
         case dict():
-            return {
-                name: edit(member)
-                if name in ("description", "title") and isinstance(member, str)
-                else edit_descriptions(member, edit)
-                for name, member in cast("dict[str, Any]", value).items()
-            }
+            edited: dict[str, Any] = {}
+            for name, member in cast("dict[str, Any]", value).items():
+                if name in ("description", "title") and isinstance(member, str):
+                    edited[name] = edit(member)
+                else:
+                    edited[name] = edit_descriptions(member, edit)
+            return edited
         case list():
             return [edit_descriptions(each, edit) for each in cast("list[Any]", value)]
         case _:
@@ -452,7 +461,8 @@ def edit_descriptions(value: Any, edit: TextEdit) -> Any:
 
 def _find_free_name(name: str, used: Mapping[str, object]) -> str:
     """Return the name, within its maximum length, or the first numbered form that is free."""
-    if (short := name[:MAX_NAME_CHARS]) not in used:
-        return short
+    short_name = name[:MAX_NAME_CHARS]
+    if short_name not in used:
+        return short_name
     numbered = (f"{name[: MAX_NAME_CHARS - 4]}_{number}" for number in count(2))
     return next(each for each in numbered if each not in used)

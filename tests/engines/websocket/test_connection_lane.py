@@ -10,6 +10,12 @@ from for_each import for_each
 from kedge.engines.websocket.connection import Lane, LaneFailed, SocketMessage
 
 
+def make_lane() -> Lane:
+    """Return a lane whose connection is not used."""
+    unused: Any = None
+    return Lane(unused, "a")
+
+
 def make_message(kind: str, data: bytes = b"x", **more: Any) -> SocketMessage:
     """Return a message of a server."""
     return SocketMessage(data, {"type": kind, **more})
@@ -17,7 +23,7 @@ def make_message(kind: str, data: bytes = b"x", **more: Any) -> SocketMessage:
 
 async def test_messages_are_read_before_the_failure() -> None:
     """Messages received before the connection broke are still read, in order."""
-    lane = Lane("a")
+    lane = make_lane()
     lane.begin("")
     lane.receive(make_message("response.created", response={"id": "resp_1"}))
     lane.receive(make_message("response.in_progress"))
@@ -32,7 +38,7 @@ async def test_messages_are_read_before_the_failure() -> None:
 
 async def test_response_with_a_repeated_id_is_read() -> None:
     """A new response with a repeated id is read, and a late event of the previous response is not."""
-    lane = Lane("a")
+    lane = make_lane()
     created = make_message("response.created", response={"id": "resp_1"})
     completed = make_message("response.completed", response={"id": "resp_1"})
     for _ in range(2):
@@ -56,7 +62,7 @@ async def test_response_with_a_repeated_id_is_read() -> None:
 )
 def test_latest_response_id_is_recorded(kind: str, after: str, left: str) -> None:
     """A response replaces the previous one; a failure clears it only if it is its parent."""
-    lane = Lane("a")
+    lane = make_lane()
     lane.latest_id = "resp_1"
     lane.begin(after)
     lane.receive(make_message(kind, error={"code": "x"}, response={"id": "resp_2"}))
@@ -65,7 +71,7 @@ def test_latest_response_id_is_recorded(kind: str, after: str, left: str) -> Non
 
 async def test_response_without_a_start_event_is_read() -> None:
     """Some servers start with the first item; a late event of such a response is recognized by its id."""
-    lane = Lane("a")
+    lane = make_lane()
     item = make_message("response.output_item.added")
     ended = make_message("response.completed", response={"id": "resp_1"})
     for round_number in range(2):
@@ -89,7 +95,7 @@ def test_error_within_a_stream_does_not_end_it() -> None:
 async def test_slow_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages beyond the buffer limit are not stored for a slow reader."""
     monkeypatch.setattr("kedge.engines.websocket.connection.MAX_BUFFERED_BYTES", 10)
-    lane = Lane("a")
+    lane = make_lane()
     lane.begin("")
     lane.receive(make_message("response.created", b"12345", response={"id": "resp_1"}))
     for _ in range(3):  # in which the reader keeps up
