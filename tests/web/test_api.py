@@ -19,29 +19,33 @@ def parse_events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
 
 
-def test_conversation_is_created_renamed_and_listed(empty_page: PageServer) -> None:
-    """A conversation is created, answered, renamed and listed with its summary."""
-    created = empty_page.post(
-        "/api/conversations", title="Sums", tags=["work"], system="Be brief.", ttl=60.0
-    )
-    reply = empty_page.post(f"/api/conversations/{created['id']}/runs", message="What is 2+3?")
+def test_message_is_answered(page: PageServer) -> None:
+    """The reply has the answer, the plan, the usage and the model."""
+    created = page.post("/api/conversations", system="Be brief.")
+    reply = page.post(f"/api/conversations/{created['id']}/runs", message="What is 2+3?")
     assert reply["text"] == "2+3 = 5."
     assert reply["plan"]["sent_blocks"] == 1
     assert reply["usage"]["output_tokens"] > 0
     assert (reply["model"], reply["status"], reply["healed"]) == ("practice", "completed", [])
-    empty_page.client.patch(f"/api/conversations/{created['id']}", json={"title": "Adding"})
+
+
+def test_conversation_is_created_renamed_and_listed(empty_page: PageServer) -> None:
+    """The list has the title, the tags, the expiry and the summary; a conversation is read as it is listed."""
+    created = empty_page.post("/api/conversations", title="Sums", tags=["work"], ttl=60.0)
+    path = f"/api/conversations/{created['id']}"
+    empty_page.post(f"{path}/runs", message="What is 2+3?")
+    empty_page.client.patch(path, json={"title": "Adding"})
     listed = empty_page.get("/api/conversations")
     assert listed["total"] == 1
     (row,) = listed["data"]
     assert (row["title"], row["tags"], row["responses"]) == ("Adding", ["work"], 1)
-    assert row["first_words"] == "What is 2+3?"
-    assert row["last_answer"] == "2+3 = 5."
+    assert (row["first_words"], row["last_answer"]) == ("What is 2+3?", "2+3 = 5.")
     assert (row["status"], created["ttl"], row["ttl"]) == ("active", 60.0, 60.0)
-    assert empty_page.get(f"/api/conversations/{created['id']}") == row
+    assert empty_page.get(path) == row
 
 
 def test_run_settings_are_stored_with_response(page: PageServer) -> None:
-    """Settings are sent and shown in the response tree, and the last blocks can be read without the others."""
+    """Settings are sent and shown in the response tree."""
     name = page.create_conversation("What is 2+3?")
     options = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 500, "effort": "low"}
     path = f"/api/conversations/{name}"
@@ -51,12 +55,20 @@ def test_run_settings_are_stored_with_response(page: PageServer) -> None:
     reasoning = {"summary": "auto", "effort": "low"}
     expected = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 500, "reasoning": reasoning}
     assert last["settings"] == expected
-    rejected = page.client.post(
-        f"{path}/runs", json={"message": "Write 100 words", "max_output_tokens": 16}
-    )
+
+
+def test_answer_that_was_cut_off_is_an_error(page: PageServer) -> None:
+    """The limit of output tokens ends the answer, which is 422."""
+    path = f"/api/conversations/{page.create_conversation()}/runs"
+    body = {"message": "Write 100 words", "max_output_tokens": 16}
+    rejected = page.client.post(path, json=body)
     assert (rejected.status_code, rejected.json()["error"]["code"]) == (422, "incomplete")
-    blocks = page.get(f"{path}/turns")["blocks"]
-    assert page.get(f"{path}/turns", last=3)["blocks"] == blocks[-3:]
+
+
+def test_last_blocks_are_read_without_the_others(page: PageServer) -> None:
+    """The last blocks are those at the end of all."""
+    path = f"/api/conversations/{page.create_conversation('One', 'Two')}/turns"
+    assert page.get(path, last=3)["blocks"] == page.get(path)["blocks"][-3:]
 
 
 def test_repeated_run_on_a_branch_does_not_move_the_head(page: PageServer) -> None:
@@ -91,27 +103,29 @@ def test_run_can_branch_from_any_response(page: PageServer) -> None:
 
 
 def test_run_can_be_streamed(page: PageServer) -> None:
-    """The stream has the plan, deltas, tool calls as they run and the stored reply; each response is a node."""
-    name = page.create_conversation("Hello")
-    path = f"/api/conversations/{name}/runs"
-    with page.client.stream(
-        "POST", path, json={"message": "What is 2+3?", "stream": True}
-    ) as answer:
+    """The stream has the plan, the text in deltas and the stored reply."""
+    path = f"/api/conversations/{page.create_conversation('Hello')}/runs"
+    body = {"message": "What is 2+3?", "stream": True}
+    with page.client.stream("POST", path, json=body) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = parse_events("".join(answer.iter_text()))
     assert events[0]["type"] == "plan"
-    assert "".join(each["delta"] for each in events if each["type"] == "text") == "2+3 = 5."
+    assert "".join(event["delta"] for event in events if event["type"] == "text") == "2+3 = 5."
     assert events[-1]["type"] == "done"
     assert events[-1]["reply"]["text"] == "2+3 = 5."
     assert page.client.get(events[-1]["url"]).status_code == 200
+
+
+def test_tool_calls_are_streamed(page: PageServer) -> None:
+    """The stream has the plan of each request and the tool calls as they run; each response is a node."""
     name = page.create_conversation()
-    path = f"/api/conversations/{name}/runs"
+    path = f"/api/conversations/{name}"
     body = {"message": "Please call add with a=2 and b=3", "stream": True}
-    events = parse_events(page.client.post(path, json=body).text)
-    kinds = [each["type"] for each in events]
-    assert kinds.count("plan") == 2
-    assert {"tool", "tool_done", "done"} <= set(kinds)
-    assert len(page.get(f"/api/conversations/{name}/tree")["nodes"]) == 2
+    events = parse_events(page.client.post(f"{path}/runs", json=body).text)
+    types = [event["type"] for event in events]
+    assert types.count("plan") == 2
+    assert {"tool", "tool_done", "done"} <= set(types)
+    assert len(page.get(f"{path}/tree")["nodes"]) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -25,49 +25,73 @@ def send(page: PageServer, name: str, **body: Any) -> Any:
     return page.post(f"/api/conversations/{name}/runs", **body)
 
 
-def test_attachments_are_stored_and_served(empty_page: PageServer) -> None:
-    """Attachments are shown or downloaded, deleted with the conversation, and not read for lists."""
-    name = empty_page.create_conversation()
+def test_attachments_are_stored_and_served(page: PageServer) -> None:
+    """An image is shown and a file is offered as a download; the page itself has no content of either."""
+    name = page.create_conversation()
     attached = [
         {"data": data_url(PNG), "filename": "dot.png"},
         {"data": data_url(b"a,b", "text/csv"), "filename": "tästa.csv"},
     ]
-    send(empty_page, name, message="What is this?", attachments=attached)
-    (question, _) = empty_page.get(f"/api/conversations/{name}/turns")["blocks"]
+    send(page, name, message="What is this?", attachments=attached)
+    (question, _) = page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert [part["type"] for part in question["parts"]] == ["text", "image", "file"]
     path = f"/conversations/{name}/attachments/{question['id']}"
-    html = empty_page.client.get(f"/conversations/{name}").text
+    html = page.client.get(f"/conversations/{name}").text
     assert f'src="{path}/1"' in html
     assert f'href="{path}/2" download' in html
     assert "base64" not in html
-    response = empty_page.client.get(f"{path}/1")
-    assert (response.content, response.headers["content-type"]) == (PNG, "image/png")
-    saved = empty_page.client.get(f"{path}/2")
+    shown = page.client.get(f"{path}/1")
+    assert (shown.content, shown.headers["content-type"]) == (PNG, "image/png")
+    saved = page.client.get(f"{path}/2")
     assert saved.content == b"a,b"
     assert saved.headers["content-disposition"] == "attachment; filename*=UTF-8''t%C3%A4sta.csv"
-    assert empty_page.client.get(f"{path}/0").status_code == 404
-    assert empty_page.client.get(f"{path}/9").status_code == 404
-    assert empty_page.client.get(f"/conversations/{name}/attachments/none%25/1").status_code == 404
-    empty_page.client.delete(f"/api/conversations/{name}")
-    assert empty_page.client.get(f"{path}/1").status_code == 404
-    page = file(b"<script>", filename="page.html", media_type="text/html")
-    name = empty_page.create_conversation(blocks=[user([image(PNG), page], id="a/b?c#d")])
-    html = empty_page.client.get(f"/conversations/{name}").text
-    (path,) = re.findall(r'<img class="shown" src="([^"]+)"', html)
-    assert empty_page.client.get(path).content == PNG
-    served = empty_page.client.get(f"{path.removesuffix('0')}1")  # not as a page of this server
-    assert served.headers["content-type"] == "application/octet-stream"
-    name = empty_page.create_conversation()
-    large = {"data": data_url(PNG + bytes(20_000))}
-    send(empty_page, name, message='What "is" this?\n\tA \u2028 dot', attachments=[large])
-    (question, _) = empty_page.get(f"/api/conversations/{name}/turns")["blocks"]
+
+
+def test_unknown_attachments_are_not_found(page: PageServer) -> None:
+    """A part that is no attachment, a number without a part, and a block that does not exist give 404."""
+    name = page.create_conversation()
+    send(page, name, message="What is this?", attachments=[{"data": data_url(PNG)}])
+    (question, _) = page.get(f"/api/conversations/{name}/turns")["blocks"]
+    path = f"/conversations/{name}/attachments"
+    for attachment in (f"{question['id']}/0", f"{question['id']}/9", "none%25/1"):
+        assert page.client.get(f"{path}/{attachment}").status_code == 404
+
+
+def test_attachments_are_deleted_with_the_conversation(page: PageServer) -> None:
+    """An attachment is a part of its message, so it is deleted with it."""
+    name = page.create_conversation()
+    send(page, name, message="What is this?", attachments=[{"data": data_url(PNG)}])
+    (question, _) = page.get(f"/api/conversations/{name}/turns")["blocks"]
     path = f"/conversations/{name}/attachments/{question['id']}/1"
-    assert f'src="{path}"' in empty_page.client.get(f"/conversations/{name}").text
+    assert page.client.get(path).status_code == 200
+    page.client.delete(f"/api/conversations/{name}")
+    assert page.client.get(path).status_code == 404
+
+
+def test_attachments_of_programs_are_no_pages(page: PageServer) -> None:
+    """A block may have any id, and a file of another type is not served as a page of this server."""
+    script = file(b"<script>", filename="page.html", media_type="text/html")
+    name = page.create_conversation(blocks=[user([image(PNG), script], id="a/b?c#d")])
+    html = page.client.get(f"/conversations/{name}").text
+    (path,) = re.findall(r'<img class="shown" src="([^"]+)"', html)
+    assert page.client.get(path).content == PNG
+    served = page.client.get(f"{path.removesuffix('0')}1")
+    assert served.headers["content-type"] == "application/octet-stream"
+
+
+def test_lists_read_only_the_text_before_an_attachment(page: PageServer) -> None:
+    """The first words of a message are the same with a large attachment, which the page and the API serve."""
+    name = page.create_conversation()
+    large = {"data": data_url(PNG + bytes(20_000))}
+    send(page, name, message='What "is" this?\n\tA \u2028 dot', attachments=[large])
+    (question, _) = page.get(f"/api/conversations/{name}/turns")["blocks"]
+    path = f"/conversations/{name}/attachments/{question['id']}/1"
+    assert f'src="{path}"' in page.client.get(f"/conversations/{name}").text
     for url in (path, f"/api{path}"):
-        assert empty_page.client.get(url).content == PNG + bytes(20_000)
-    row = empty_page.get(f"/api/conversations/{name}")
+        assert page.client.get(url).content == PNG + bytes(20_000)
+    row = page.get(f"/api/conversations/{name}")
     assert row["first_words"] == 'What "is" this? A dot'
-    (node,) = empty_page.get(f"/api/conversations/{name}/tree")["nodes"]
+    (node,) = page.get(f"/api/conversations/{name}/tree")["nodes"]
     assert node["label"] == 'What "is" this? A dot'
 
 

@@ -11,21 +11,33 @@ from kedge.web.block_diff import (
 )
 
 
-def test_messages_are_compared_by_content_and_words() -> None:
-    """Blocks are aligned by content, not by id, and the words that differ are marked."""
+def test_changed_words_are_marked() -> None:
+    """A message whose text was changed has its words marked, and equal messages have other ids."""
     left = [user("What is 2+3?"), assistant("5"), user("Thanks a lot")]
     right = [user("What is 2+4?"), assistant("5"), user("Thanks a lot")]
     (changed, same), common = build_diff(left, right)
     assert (changed.kind, same.kind, common) == ("changed", "same", 2)
     assert str(changed.left[0].html) == '<p class="words">What is 2+<del>3</del>?</p>'
     assert str(changed.right[0].html) == '<p class="words">What is 2+<ins>4</ins>?</p>'
+
+
+def test_long_texts_without_common_words_are_marked_as_a_whole() -> None:
+    """Words that are frequent in a long text do not make the comparison slow."""
     one, other = (" ".join(f"{name}{number}" for number in range(900)) for name in "ab")
     ((row,), _) = build_diff([user(one)], [user(other)])
     assert str(row.left[0].html) == f'<p class="words"><del>{one}</del></p>'
     assert str(row.right[0].html) == f'<p class="words"><ins>{other}</ins></p>'
+
+
+def test_spaces_belong_to_the_word_before() -> None:
+    """Another space or line break after the same word is no change."""
     ((row,), _) = build_diff([user("a b c")], [user("a\nb d")])
     assert str(row.left[0].html) == '<p class="words">a b <del>c</del></p>'
     assert str(row.right[0].html) == '<p class="words">a\nb <ins>d</ins></p>'
+
+
+def test_blocks_are_aligned_by_content() -> None:
+    """Blocks that are only in one path are beside the blocks that are the same in both."""
     left = [system("Be brief."), user("a"), assistant("<b>"), user("c")]
     right = [system("Be brief."), user("a"), user("c"), assistant("d")]
     rows, common = build_diff(left, right)

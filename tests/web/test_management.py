@@ -20,8 +20,8 @@ async def close_deletions(service: ConversationService) -> None:
     await service.deletions.aclose()
 
 
-def test_deletion_can_be_undone_for_a_time(empty_page: PageServer) -> None:
-    """The conversation is hidden and not continued until the undo time has passed; then its data is deleted."""
+def test_scheduled_deletion_hides_the_conversation(empty_page: PageServer) -> None:
+    """It is not listed, found or continued, and to schedule it twice changes nothing."""
     name = empty_page.create_conversation("A private matter")
     other = empty_page.create_conversation("Something else")
     for _ in range(2):
@@ -29,16 +29,28 @@ def test_deletion_can_be_undone_for_a_time(empty_page: PageServer) -> None:
     assert [row["id"] for row in empty_page.get("/api/conversations")["data"]] == [other]
     assert empty_page.get("/api/conversations", q="private")["total"] == 0
     assert empty_page.get("/api/search", q="private")["data"] == []
-    refused = empty_page.client.post(f"/api/conversations/{name}/runs", json={"message": "Lost"})
-    assert refused.status_code == 404
-    assert "is about to be deleted" in refused.json()["error"]["message"]
-    assert empty_page.post(f"/api/conversations/{name}/restore")["id"] == name
+    rejected = empty_page.client.post(f"/api/conversations/{name}/runs", json={"message": "Lost"})
+    assert rejected.status_code == 404
+    assert "is about to be deleted" in rejected.json()["error"]["message"]
+
+
+def test_deletion_can_be_undone_for_a_time(empty_page: PageServer) -> None:
+    """The conversation is there again; after the time for undo its data is deleted."""
+    name = empty_page.create_conversation("A private matter")
+    path = f"/api/conversations/{name}"
+    empty_page.client.delete(f"{path}?undo=3600")
+    assert empty_page.post(f"{path}/restore")["id"] == name
     assert empty_page.get("/api/conversations", q="private")["total"] == 1
-    empty_page.client.delete(f"/api/conversations/{name}?undo=3600")
+    empty_page.client.delete(f"{path}?undo=3600")
     empty_page.run(close_deletions)
-    assert empty_page.client.get(f"/api/conversations/{name}").status_code == 404
-    assert empty_page.client.post(f"/api/conversations/{name}/restore").status_code == 404
-    assert empty_page.client.delete(f"/api/conversations/{other}?undo=7200").status_code == 422
+    assert empty_page.client.get(path).status_code == 404
+    assert empty_page.client.post(f"{path}/restore").status_code == 404
+
+
+def test_time_for_undo_is_limited(page: PageServer) -> None:
+    """A deletion can be undone for an hour at most."""
+    name = page.create_conversation("Something else")
+    assert page.client.delete(f"/api/conversations/{name}?undo=7200").status_code == 422
 
 
 def test_killed_server_completes_deletions_at_start(tmp_path: Path) -> None:
@@ -123,28 +135,37 @@ def test_matching_words_are_found_in_excerpts(text: str, query: str, words: list
     assert [text[start:end] for start, end in find_matches(text, query)] == words
 
 
-def test_search_results_link_to_messages(empty_page: PageServer) -> None:
-    """Results in forks and on side branches link to their messages, and the text is escaped."""
-    name = empty_page.create_conversation("Tell me about <b>lighthouses</b>", "And harbours")
+def test_search_finds_messages_of_forks(empty_page: PageServer) -> None:
+    """A fork has the messages, not the responses, of the conversation that it continues; matches have positions."""
+    name = empty_page.create_conversation("Tell me about lighthouses", "And harbours")
     first = empty_page.get(f"/api/conversations/{name}/tree")["nodes"][0]["node"]
     fork = empty_page.post(f"/api/conversations/{name}/fork", at=first)["id"]
-    empty_page.post(f"/api/conversations/{name}/runs", message="And ferries", at=first)
     hits = empty_page.get("/api/search", q="lighthouses", role="user")["data"]
     assert {hit["conversation"] for hit in hits} == {name, fork}
-    refused = empty_page.client.get("/api/search", params={"q": "lighthouses", "role": "humna"})
-    assert refused.status_code == 422
-    own = empty_page.get(f"/api/conversations/{fork}")["responses"]
-    assert own == 0
-    assert "3 responses in the tree" in empty_page.client.get(f"/conversations/{fork}").text
     start, end = hits[0]["matches"][0]
     assert hits[0]["excerpt"][start:end] == "lighthouses"
+    assert empty_page.get(f"/api/conversations/{fork}")["responses"] == 0
+    assert "2 responses in the tree" in empty_page.client.get(f"/conversations/{fork}").text
+    assert f"/conversations/{fork}?" in empty_page.client.get("/?q=lighthouses").text
+
+
+def test_search_results_link_to_messages(empty_page: PageServer) -> None:
+    """Results on the path and on side branches link to their messages, and the text is escaped."""
+    name = empty_page.create_conversation("Tell me about <b>lighthouses</b>", "And harbours")
+    first = empty_page.get(f"/api/conversations/{name}/tree")["nodes"][0]["node"]
+    empty_page.post(f"/api/conversations/{name}/runs", message="And ferries", at=first)
     html = empty_page.client.get("/?q=lighthouses").text
     assert "&lt;b&gt;<mark>lighthouses</mark>&lt;/b&gt;" in html
-    assert f"/conversations/{fork}?" in html
     for word in ("harbours", "ferries"):
         links = re.findall(r'href="([^"]+block=[^"]+)"', empty_page.client.get(f"/?q={word}").text)
         url, _, block = links[0].replace("&amp;", "&").partition("#")
         page = empty_page.client.get(url).text
         assert f'id="{block}"' in page
         assert "This message has no answer yet." not in page
-    assert json.loads(empty_page.client.get("/api/search").text)["error"]["code"] == "invalid"
+
+
+def test_invalid_searches_are_rejected(page: PageServer) -> None:
+    """A search needs a text, and a role must be one that exists."""
+    unknown = page.client.get("/api/search", params={"q": "lighthouses", "role": "humna"})
+    assert unknown.status_code == 422
+    assert json.loads(page.client.get("/api/search").text)["error"]["code"] == "invalid"

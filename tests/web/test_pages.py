@@ -2,10 +2,14 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx2
 import pytest
 
 from kedge.store import ProxiedRequest
@@ -72,21 +76,31 @@ def test_a_conversation_with_a_slash_in_its_id_can_be_opened(page: PageServer) -
 
 
 def test_conversation_is_readable_without_scripts(page: PageServer) -> None:
-    """The HTML has the graph, the chat, the plans and a link to every response."""
+    """The HTML has the graph, the chat and a link to every response."""
     name = page.create_conversation("What is **2+3**?", "Please call add with a=2 and b=3")
     html = page.client.get(f"/conversations/{name}").text
     assert "<strong>2+3</strong>" in html
     assert len(tree_nodes(html)) == 3
     assert 'aria-current="true"' in html
     assert "Called" in html
+
+
+def test_plans_are_readable_without_scripts(page: PageServer) -> None:
+    """Each plan is a page, which compares the size of a chained request with that of the conversation."""
+    name = page.create_conversation("What is **2+3**?", "Please call add with a=2 and b=3")
+    html = page.client.get(f"/conversations/{name}").text
     plans = re.findall(rf'href="(/conversations/{name}/plans/\d+)"', html)
     assert len(plans) == 3
-    first, *_, text = (page_text(page.client.get(plan).text) for plan in plans)
+    first, _, last = (page_text(page.client.get(plan).text) for plan in plans)
     assert "Request size" in first
     assert "instead of" not in first
-    assert re.search(r"Request size \d+ B instead of ", text)
-    assert "Chained on resp_" in text
-    assert "already on the server" in text
+    assert re.search(r"Request size \d+ B instead of ", last)
+    assert "Chained on resp_" in last
+    assert "already on the server" in last
+
+
+def test_unknown_pages_are_not_found(page: PageServer) -> None:
+    """An unknown path and an unknown conversation give a page with the status 404."""
     assert "Not found" in page.client.get("/nowhere").text
     assert page.client.get("/conversations/none").status_code == 404
 
@@ -152,39 +166,79 @@ def test_dashboard_of_an_empty_page(empty_page: PageServer) -> None:
         assert html.count("<figure") == 10
 
 
-def test_healed_and_lost_responses_are_shown(tmp_path: Path) -> None:
-    """Healing is shown on the plan cards, with stored bodies, in the graph and on the dashboard."""
-    with serve_page(tmp_path, keep_bodies=True) as page:
+@dataclass
+class HealedConversation:
+    """A conversation whose second request was refused and sent again: the server had lost the first response."""
+
+    page: PageServer
+    name: str
+    nodes: list[dict[str, Any]]
+    """The nodes of the lost response, of the refused request and of the request that was sent again."""
+
+    def read_card(self, index: int) -> str:
+        """Return the HTML of the plan card of a node."""
+        return self.page.client.get(
+            f"/conversations/{self.name}/plans/{self.nodes[index]['node']}"
+        ).text
+
+
+@pytest.fixture(scope="module")
+def healed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HealedConversation]:
+    """Yield the only conversation of a page that stores bodies."""
+    with serve_page(tmp_path_factory.mktemp("healed"), keep_bodies=True) as page:
         name = page.create_conversation("First")
         page.faults.set("forget_all", times=1)
         body = {"message": "Second", "stream": True}
         assert page.client.post(f"/api/conversations/{name}/runs", json=body).is_success
         nodes = page.get(f"/api/conversations/{name}/tree")["nodes"]
-        assert [node["marks"] for node in nodes] == [["lost"], ["resent"], ["full", "head"]]
-        lost, rejected, healed = (
-            page.client.get(f"/conversations/{name}/plans/{node['node']}").text for node in nodes
-        )
-        assert "cannot use it: the server no longer has this response" in page_text(lost)
-        assert "previous_response_id" in rejected
-        assert "status 400" in rejected
-        assert "Refused by the server: a request of 1 block" in page_text(rejected)
-        assert "not found" in page_text(rejected)
-        (refused,) = [node["response"] for node in nodes if node["marks"] == ["resent"]]
-        assert (refused["status"], refused["is_resent"]) == ("refused", True)
-        assert refused["error_code"] == "previous_response_not_found"
-        attempt = page.client.get(f"/conversations/{name}?at={nodes[1]['node']}").text
-        assert "This request was sent again." in attempt
-        assert 'data-do="retry"' not in attempt
-        assert "The server no longer had the earlier response" in page_text(healed)
-        assert "&#34;model&#34;: &#34;practice&#34;" in healed
-        assert "event: response.completed" in healed
-        dashboard = page.client.get("/dashboard").text
-        assert "healed: gone" in dashboard
-        assert "1 refused" in dashboard
-        (overview,) = page.get("/api/conversations")["data"]
-        assert (overview["status"], overview["failed"]) == ("active", 0)
-        found = page.get("/api/analytics")["requests"]
-        assert (found["failed"], found["refused"], found["resent"]) == (0, 1, 1)
+        yield HealedConversation(page, name, nodes)
+
+
+def test_healing_is_marked_in_the_tree(healed: HealedConversation) -> None:
+    """The lost response, the refused request and the complete one have their marks and statuses."""
+    assert [node["marks"] for node in healed.nodes] == [["lost"], ["resent"], ["full", "head"]]
+    refused = healed.nodes[1]["response"]
+    assert (refused["status"], refused["is_resent"]) == ("refused", True)
+    assert refused["error_code"] == "previous_response_not_found"
+
+
+def test_healing_is_shown_on_plan_cards(healed: HealedConversation) -> None:
+    """The cards say that a response is lost, why a request was refused, and why it was sent again."""
+    lost = page_text(healed.read_card(0))
+    assert "cannot use it: the server no longer has this response" in lost
+    refused = page_text(healed.read_card(1))
+    assert "Refused by the server: a request of 1 block" in refused
+    assert "not found" in refused
+    resent = page_text(healed.read_card(2))
+    assert "The server no longer had the earlier response" in resent
+
+
+def test_plan_cards_have_stored_bodies(healed: HealedConversation) -> None:
+    """The card of each request has its body, and the body or the events of its response."""
+    refused = healed.read_card(1)
+    assert "previous_response_id" in refused
+    assert "status 400" in refused
+    resent = healed.read_card(2)
+    assert "&#34;model&#34;: &#34;practice&#34;" in resent
+    assert "event: response.completed" in resent
+
+
+def test_refused_request_offers_no_retry(healed: HealedConversation) -> None:
+    """A request that was sent again needs nothing of the user."""
+    html = healed.page.client.get(f"/conversations/{healed.name}?at={healed.nodes[1]['node']}").text
+    assert "This request was sent again." in html
+    assert 'data-do="retry"' not in html
+
+
+def test_healing_is_no_failure(healed: HealedConversation) -> None:
+    """The list, the statistics and the dashboard count a refused request that was sent again as such."""
+    (overview,) = healed.page.get("/api/conversations")["data"]
+    assert (overview["status"], overview["failed"]) == ("active", 0)
+    requests = healed.page.get("/api/analytics")["requests"]
+    assert (requests["failed"], requests["refused"], requests["resent"]) == (0, 1, 1)
+    dashboard = healed.page.client.get("/dashboard").text
+    assert "healed: gone" in dashboard
+    assert "1 refused" in dashboard
 
 
 async def _run_refine(service: ConversationService) -> str:
@@ -205,23 +259,41 @@ def test_workflows_are_shown_as_rounds(page: PageServer) -> None:
     assert page.client.get("/workflows/none").status_code == 404
 
 
+@contextmanager
+def logged_in(folder: Path) -> Iterator[tuple[PageServer, httpx2.Response]]:
+    """Yield a page with a token whose client has logged in, and the response to the login."""
+    with serve_page(folder, token="a-token") as page:
+        form = {"token": "a-token"}
+        yield page, page.client.post("/login", data=form, follow_redirects=False)
+
+
+def test_login_form_asks_for_the_token(tmp_path: Path) -> None:
+    """A browser without a session is redirected to the form, which rejects a wrong token."""
+    with serve_page(tmp_path, token="a-token") as page:
+        redirected = page.client.get("/", follow_redirects=False)
+        assert redirected.headers["location"] == "/login"
+        wrong = page.client.post("/login", data={"token": "no"}, follow_redirects=False)
+        assert (wrong.status_code, "Wrong token" in wrong.text) == (403, True)
+
+
 def test_login_form_sets_session_cookie(tmp_path: Path) -> None:
     """The token gives a session cookie that is valid for the page and its API, but not for the server."""
-    with serve_page(tmp_path, token="a-token") as page:
-        client = page.client
-        assert client.get("/", follow_redirects=False).headers["location"] == "/login"
-        wrong = client.post("/login", data={"token": "no"}, follow_redirects=False)
-        assert (wrong.status_code, "Wrong token" in wrong.text) == (403, True)
-        entered = client.post("/login", data={"token": "a-token"}, follow_redirects=False)
+    with logged_in(tmp_path) as (page, entered):
         assert entered.status_code == 303
         cookie = entered.headers["set-cookie"].lower()
         assert "httponly" in cookie
         assert "samesite=strict" in cookie
         assert "a-token" not in cookie
-        assert client.get("/").status_code == 200
+        assert page.client.get("/").status_code == 200
         created = page.post("/api/conversations", title="x")
         assert page.post(f"/api/conversations/{created['id']}/runs", message="What is 2+3?")["text"]
-        assert client.get("/v1/models").status_code == 401
+        assert page.client.get("/v1/models").status_code == 401
+
+
+def test_logout_ends_the_session(tmp_path: Path) -> None:
+    """Only the page itself can log out; then copies of the cookie are invalid as well."""
+    with logged_in(tmp_path) as (page, entered):
+        client = page.client
         copied = {"cookie": entered.headers["set-cookie"].partition(";")[0]}
         foreign = client.post("/logout", headers={"origin": "https://evil.example"})
         assert foreign.status_code == 403

@@ -81,32 +81,38 @@ async def test_finished_runs_are_dropped_above_the_limits(monkeypatch: pytest.Mo
 
 
 def test_stopped_run_stores_partial_answer(gated: PageServer, gate: GatedModel) -> None:
-    """The partial answer is a node beside the head, not an anchor, and the question can be sent again."""
+    """The partial answer is a node beside the head, and the model is cancelled."""
     name = gated.create_conversation("Hello")
-    head = gated.get(f"/api/conversations/{name}")["head"]
-    run = start_run(gated, name, "wait for me")
-    path = f"/api/conversations/{name}/runs/{run}"
-    assert gated.post(f"{path}/stop")["status"] == "cancelled"
-    last = parse_events(gated.client.get(path).text)[-1]
+    path = f"/api/conversations/{name}"
+    head = gated.get(path)["head"]
+    run = f"{path}/runs/{start_run(gated, name, 'wait for me')}"
+    assert gated.post(f"{run}/stop")["status"] == "cancelled"
+    last = parse_events(gated.client.get(run).text)[-1]
     assert last["type"] == "cancelled"
-    tree = gated.get(f"/api/conversations/{name}/tree")
+    tree = gated.get(f"{path}/tree")
     assert tree["head"] == head
     stopped = tree["nodes"][-1]
     assert (stopped["marks"], stopped["response"]["status"]) == (["cancelled"], "cancelled")
     assert last["url"] == f"/conversations/{name}?at={stopped['node']}"
-    blocks = gated.get(f"/api/conversations/{name}/turns", at=stopped["node"])["blocks"]
+    blocks = gated.get(f"{path}/turns", at=stopped["node"])["blocks"]
     assert blocks[-1]["parts"][0]["text"] == "answer "
-    html = gated.client.get(f"/conversations/{name}").text
-    assert "This answer was stopped." in html
+    assert "This answer was stopped." in gated.client.get(f"/conversations/{name}").text
     wait_until(lambda: gate.cancelled == ["wait for me"])
-    question = stopped["node"] - 1
+
+
+def test_stopped_question_is_sent_again(gated: PageServer, gate: GatedModel) -> None:
+    """It is answered after the head, once unless it is restarted; the partial answer is no anchor."""
+    name = gated.create_conversation("Hello")
+    path = f"/api/conversations/{name}"
+    gated.post(f"{path}/runs/{start_run(gated, name, 'wait for me')}/stop")
+    question = gated.get(f"{path}/tree")["nodes"][-1]["node"] - 1
     gate.open_gate()
-    resumed = gated.post(f"/api/conversations/{name}/resume", node=question)
+    resumed = gated.post(f"{path}/resume", node=question)
     assert resumed["text"] == "answer to wait for me"
     assert resumed["plan"]["sent_blocks"] == 1
-    path = f"/api/conversations/{name}/resume"
-    nodes = [gated.post(path, node=question, restart=each)["node"] for each in (False, True)]
-    assert nodes[0] == resumed["node"] != nodes[1]
+    again = gated.post(f"{path}/resume", node=question, restart=False)
+    restarted = gated.post(f"{path}/resume", node=question, restart=True)
+    assert again["node"] == resumed["node"] != restarted["node"]
     assert "This answer was stopped." not in gated.client.get(f"/conversations/{name}").text
 
 

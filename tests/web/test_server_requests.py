@@ -4,6 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from for_each import for_each
 from kedge.store import ProxiedRequest
 from kedge.web.server_requests import find_chain
 from web.conftest import PageServer, serve_page
@@ -17,44 +20,76 @@ def ask(page: PageServer, path: str = "/v1/responses", **body: Any) -> dict[str,
     return {} if body.get("stream") else answer.json()
 
 
-def test_requests_by_other_programs_are_listed(empty_page: PageServer) -> None:
-    """Requests are listed with their chain and savings; the page's own requests are not listed."""
+@pytest.fixture(scope="module")
+def rows(page: PageServer) -> list[dict[str, Any]]:
+    """Return the rows of a chain of three requests, a rejected one and a chat completion, the newest first."""
+    first = ask(page, input="My name is Ada.")
+    second = ask(page, input="What is it?", previous_response_id=first["id"], stream=False)
+    ask(page, input=[{"role": "user", "content": "And?"}], previous_response_id=second["id"])
+    page.client.post("/v1/responses", json={"model": "practice", "input": 5})
+    ask(page, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
+    return page.get("/api/requests")["data"]
+
+
+def test_requests_of_the_page_are_not_listed(empty_page: PageServer) -> None:
+    """They are shown with their conversation."""
     empty_page.create_conversation("Sent by the page")
     assert empty_page.get("/api/requests")["data"] == []
-    first = ask(empty_page, input="My name is Ada.")
-    second = ask(empty_page, input="What is it?", previous_response_id=first["id"], stream=False)
-    ask(empty_page, input=[{"role": "user", "content": "And?"}], previous_response_id=second["id"])
-    empty_page.client.post("/v1/responses", json={"model": "practice", "input": 5})
-    ask(empty_page, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
-    requests = empty_page.get("/api/requests")
-    chat, rejected, *chained = requests["data"]
-    assert (requests["requests"], requests["chained"]) == (5, 2)
+
+
+def test_requests_by_other_programs_are_listed(
+    page: PageServer, rows: list[dict[str, Any]]
+) -> None:
+    """Each request has its place in the chain and its savings, and the list has the sums."""
+    _, _, *chained = rows
     assert [row["plan"] for row in chained] == ["chained", "chained", "new chain"]
     assert [(row["sent_blocks"], row["full_blocks"]) for row in chained] == [(1, 5), (1, 3), (1, 1)]
     assert all(row["sent_bytes"] < row["full_bytes"] for row in chained[:2])
+    sums = page.get("/api/requests")
+    assert (sums["requests"], sums["chained"], sums["refused"]) == (5, 2, 1)
+    text = page_text(page.client.get("/requests").text)
+    assert "5 requests: 2 chained, 1 refused" in text
+    assert "new chain new" not in text
+
+
+def test_requests_of_all_apis_are_listed(rows: list[dict[str, Any]]) -> None:
+    """The address of a request names its API."""
+    assert rows[0]["upstream"].endswith("/v1/chat/completions")
+    assert rows[1]["upstream"].endswith("/v1/responses")
+
+
+def test_rejected_requests_have_their_error(page: PageServer, rows: list[dict[str, Any]]) -> None:
+    """The API and the page of a rejected request have the code and the message of the server."""
+    rejected = rows[1]
     assert (rejected["status"], rejected["plan"], rejected["is_refused"]) == (400, "refused", True)
-    assert requests["refused"] == 1
     assert rejected["error_code"] == "invalid_type"
     assert "input" in rejected["error"]
-    card = page_text(empty_page.client.get(f"/requests/{rejected['id']}").text)
+    card = page_text(page.client.get(f"/requests/{rejected['id']}").text)
     assert f"400 {rejected['error_code']}" in card
     assert page_text(rejected["error"]) in card.replace("&#39;", "'")
-    assert chat["upstream"].endswith("/v1/chat/completions")
-    request = empty_page.get(f"/api/requests/{chained[1]['id']}")
-    assert (request["before"], request["after"]) == ([chained[2]["id"]], [chained[0]["id"]])
+
+
+def test_request_is_shown_with_its_chain(page: PageServer, rows: list[dict[str, Any]]) -> None:
+    """A request has the requests before and after it, and its content only if that is stored."""
+    last, middle, first = rows[2:]
+    request = page.get(f"/api/requests/{middle['id']}")
+    assert (request["before"], request["after"]) == ([first["id"]], [last["id"]])
     assert (request["request"], request["response"]) == (None, None)
-    html = page_text(empty_page.client.get(f"/requests/{chained[1]['id']}").text)
-    assert f"Sent 1 of 3 blocks on {first['id']}" in html
-    assert f"Request {chained[0]['id']} continues it" in html
-    assert "--keep-bodies" in html
-    full = page_text(empty_page.client.get(f"/requests/{chained[2]['id']}").text)
+    text = page_text(page.client.get(f"/requests/{middle['id']}").text)
+    assert f"Sent 1 of 3 blocks on {first['response_id']}" in text
+    assert f"Request {last['id']} continues it" in text
+    assert "--keep-bodies" in text
+    full = page_text(page.client.get(f"/requests/{first['id']}").text)
     assert "the input continues no earlier response" in full
-    listed = page_text(empty_page.client.get("/requests").text)
-    assert "5 requests: 2 chained, 1 refused" in listed
-    assert "new chain new" not in listed
-    for digits in (30, 5_000):  # above the numbers of a database
-        html = empty_page.client.get(f"/requests?before={'9' * digits}").text
-        assert "5 requests" in page_text(html)
+
+
+@for_each(("digits",), [(30,), (5_000,)])
+def test_list_starts_at_any_number(
+    page: PageServer, rows: list[dict[str, Any]], digits: int
+) -> None:
+    """A number above those of a database is before no request, so the newest ones are shown."""
+    html = page.client.get(f"/requests?before={'9' * digits}").text
+    assert f"{len(rows)} requests" in page_text(html)
 
 
 def test_keep_bodies_stores_content(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from for_each import for_each
 from kedge import analytics
 from kedge._internal.display import NO_VALUE
 from kedge.analytics import Analytics, ConversationStats, Cost, Count, Latency, ModelStats, Tokens
@@ -26,24 +27,46 @@ def make_chart(series: Series, labels: Sequence[str] = LABELS, title: str = "x")
     return Chart(title, labels=labels, series=series)
 
 
-def test_charts_are_drawn_to_scale() -> None:
-    """Bars are stacked to scale, missing values are gaps, small shares are visible, and charts have descriptions."""
+def test_bars_are_stacked_to_scale() -> None:
+    """The axis has a round maximum, each interval one title for its bars, and an empty interval has no bar."""
     svg = draw("chart", make_chart({"a": [10, 20, 0], "b": [5, 10, 0]}))
     assert '<span class="most">30</span>' in svg
     assert 'class="solid" x="202.00" y="46.67" width="196.00" height="93.33"' in svg
     assert 'class="hollow" x="202.00" y="0.00" width="196.00" height="46.67"' in svg
     assert "<title>10:00: a 20, b 10</title>" in svg
-    assert svg.count("<g>") == 2  # no bar for an empty interval
+    assert svg.count("<g>") == 2
+
+
+def test_missing_values_are_gaps_of_a_line() -> None:
+    """A value between gaps is a dot."""
     svg = draw("chart", Chart("Latency", kind="lines", labels=LABELS, series={"p50": [1, None, 2]}))
     assert 'd="M0.0 70.0h0.01M600.0 0.0h0.01"' in svg
+
+
+def test_neighboring_values_are_connected() -> None:
+    """A line has one segment from each value to the next, and begins again after a gap."""
+    labels = ("a", "b", "c", "d")
+    chart = Chart("x", kind="lines", labels=labels, series={"p": [1, 2, None, 2]})
+    ((_, path, points),) = chart.iter_lines()
+    assert path == "M0.0 70.0h0.01L200.0 0.0M600.0 0.0h0.01"
+    assert [words for words, _ in points] == ["a: p 1", "b: p 2", "d: p 2"]
+
+
+def test_charts_have_descriptions() -> None:
+    """The description has the newest and the highest value of each series."""
     chart = make_chart({"sent": [1, 9, 4], "saved": [None, None, None]})
     assert chart.description == "sent: 4 at the end, 9 at most. saved: no values."
     assert "<desc" in draw("chart", chart)
     assert 'role="img"' in draw("chart", chart)
-    assert 'class="part" width="0.60"' in draw("share_bar", 1, 1_000_000, "x")
-    assert 'class="part" width="0.00"' in draw("share_bar", 0, 100, "x")
-    assert 'class="part" width="100.00"' in draw("share_bar", 300, 100, "x")
-    assert 'class="part" width="0.60"' in draw("share_bar", 3, 0, "x")
+
+
+@for_each(
+    ("part", "whole", "width"),
+    [(1, 1_000_000, "0.60"), (0, 100, "0.00"), (300, 100, "100.00"), (3, 0, "0.60")],
+)
+def test_share_is_visible_and_limited(part: int, whole: int, width: str) -> None:
+    """A small share is visible, none is not, and a share is never wider than its bar."""
+    assert f'class="part" width="{width}"' in draw("share_bar", part, whole, "x")
 
 
 def test_names_are_escaped() -> None:
