@@ -66,7 +66,7 @@ def reopen(store: Store, connected: Connect) -> BuildConversation:
     return build
 
 
-def assert_sent(server: TestServer, *, blocks: int, anchor: str = "") -> None:
+def assert_sent(server: TestServer, *, blocks: int, anchor: str | None = "") -> None:
     """Check the last request: the number of its blocks, and the response that it continues."""
     body = server.requests[-1].body
     assert len(body["input"]) == blocks

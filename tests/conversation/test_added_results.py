@@ -1,6 +1,6 @@
 """Tool results that a caller passes with a wrong id are an error before anything is sent or stored."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -121,31 +121,65 @@ async def test_stored_history_is_repaired_as_before(store: Store, connected: Con
     assert reply.text == "look_up says: a cat."
 
 
-async def test_wrong_id_is_an_error_of_a_chat(kedge_server: TestServer, connected: Connect) -> None:
-    """A chat rejects a wrong result when it is sent, planned or written into a state."""
+class OpenCall(NamedTuple):
+    """A chat, its state with a call that has no result yet, and that call."""
+
+    chat: Chat
+    state: bytes
+    call: ToolCallBlock
+
+    def add_result(self, call_id: str) -> bytes:
+        """Write a result into the state."""
+        turn = self.chat.read_state(self.state)
+        return self.chat.write_state(self.state, turn.append(tool_result(call_id, "a cat")))
+
+
+@pytest.fixture
+async def open_call(connected: Connect) -> OpenCall:
+    """Return a chat with an open call."""
     chat = Chat(connected(), tools=[LOOK_UP])
     asked = await chat.chat_with_state(None, "Call look_up")
-    call = find_call(asked.turn)
+    return OpenCall(chat, asked.state, find_call(asked.turn))
+
+
+async def test_wrong_id_is_an_error_of_a_chat(
+    open_call: OpenCall, kedge_server: TestServer
+) -> None:
+    """A chat rejects a wrong result with the right id, when it is sent, planned or written; nothing is sent."""
+    chat, state, call = open_call
     sent = len(kedge_server.requests)
     for wrong in (call.item_id, call.id, "call_9"):
         result = tool_result(wrong, "a cat")
         with pytest.raises(UnmatchedResult, match=call.call_id):
-            await chat.chat_with_state(asked.state, result)
+            await chat.chat_with_state(state, result)
         with pytest.raises(UnmatchedResult, match=call.call_id):
-            chat.stream_with_state(asked.state, result)
+            chat.stream_with_state(state, result)
         with pytest.raises(UnmatchedResult, match=call.call_id):
-            chat.plan(asked.state, result)
+            chat.plan(state, result)
         with pytest.raises(UnmatchedResult, match=call.call_id):
-            chat.write_state(asked.state, chat.read_state(asked.state).append(result))
-    with pytest.raises(UnmatchedResult, match="no call is open"):
-        await chat.chat_with_state(None, tool_result(call.call_id, "a cat"))
+            open_call.add_result(wrong)
     assert len(kedge_server.requests) == sent
-    result = tool_result(call.call_id, "a cat")
-    state = chat.write_state(asked.state, chat.read_state(asked.state).append(result))
-    assert (await chat.chat_with_state(state)).text == "look_up says: a cat."
-    answered = await chat.chat_with_state(asked.state, result)
+
+
+async def test_result_without_an_open_call_is_an_error_of_a_chat(open_call: OpenCall) -> None:
+    """A result of a new conversation belongs to no call."""
+    with pytest.raises(UnmatchedResult, match="no call is open"):
+        await open_call.chat.chat_with_state(None, tool_result(open_call.call.call_id, "a cat"))
+
+
+async def test_result_is_written_into_a_state(open_call: OpenCall) -> None:
+    """The next call sends the result."""
+    state = open_call.add_result(open_call.call.call_id)
+    reply = await open_call.chat.chat_with_state(state)
+    assert reply.text == "look_up says: a cat."
+
+
+async def test_second_result_is_an_error_of_a_chat(open_call: OpenCall) -> None:
+    """A call has one result."""
+    result = tool_result(open_call.call.call_id, "a cat")
+    answered = await open_call.chat.chat_with_state(open_call.state, result)
     with pytest.raises(UnmatchedResult, match="has a result already"):
-        await chat.chat_with_state(answered.state, result)
+        await open_call.chat.chat_with_state(answered.state, result)
 
 
 async def test_imported_history_of_a_chat_is_repaired(connected: Connect) -> None:

@@ -12,7 +12,7 @@ import pytest
 from conversation.conftest import Connect, add
 from for_each import for_each
 from forked import run_forked_async
-from kedge import Chat, Conversation, assistant, connect, errors, open_store, run_sync, system
+from kedge import Chat, Conversation, assistant, connect, errors, open_store, run_sync, system, user
 from kedge.conversation.sync import SyncConversation
 from kedge.middleware import block, guard
 from kedge.store import Store
@@ -71,18 +71,25 @@ async def test_store_as_the_model_names_store(store: Store) -> None:
         Conversation(store, "practice")  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-async def test_reading_never_creates(store: Store) -> None:
-    """A new conversation is stored by its first write, with its first blocks; reading and planning do not."""
-    first = [system("Be brief."), "Hello"]
+FIRST_BLOCKS = (system("Be brief."), user("Hello"))
+
+
+async def test_new_conversation_has_its_settings_and_first_blocks(store: Store) -> None:
+    """A conversation that is not stored yet has its title, tags and blocks, and is planned with them."""
     conversation = Conversation(
-        "practice", store=store, id="a", title="T", tags=["x"], blocks=first
+        "practice", store=store, id="a", title="T", tags=["x"], blocks=FIRST_BLOCKS
     )
     assert conversation.id == "a"
     await conversation
     assert conversation.is_new
     assert (conversation.title, conversation.tags, conversation.head) == ("T", ("x",), 0)
-    assert [block.text for block in conversation.turn] == ["Be brief.", "Hello"]
+    assert conversation.turn.blocks == FIRST_BLOCKS
     assert conversation.plan("Hi").full_blocks == 2
+
+
+async def test_reading_never_creates(store: Store) -> None:
+    """What reads, plans or fails stores nothing."""
+    conversation = await Conversation("practice", store=store, id="a", blocks=FIRST_BLOCKS)
     for read in (
         conversation.tree,
         conversation.path,
@@ -94,13 +101,25 @@ async def test_reading_never_creates(store: Store) -> None:
     with pytest.raises(errors.NotInStore, match="send a message first"):
         await conversation.undo()
     assert await store.conversations() == []
+
+
+async def test_first_write_stores_the_first_blocks(store: Store) -> None:
+    """The conversation is stored with its settings, and its first blocks are a node."""
+    conversation = Conversation(
+        "practice", store=store, id="a", title="T", tags=["x"], blocks=FIRST_BLOCKS
+    )
     await conversation.append(assistant("Hello!"))
     (row,) = await store.conversations()
     assert (row.id, row.title, row.tags) == ("a", "T", ("x",))
     assert [node.kind for node in await store.tree(row)] == ["root", "added", "added"]
     assert conversation.is_new
+
+
+async def test_settings_of_a_new_conversation_have_no_effect_on_a_stored_one(store: Store) -> None:
+    """A conversation that exists keeps its title and its blocks."""
+    await Conversation("practice", store=store, id="a", title="T").append("Hello")
     again = await Conversation("practice", store=store, id="a", title="Other", blocks="Other")
-    assert (again.is_new, again.title, len(again.turn)) == (False, "T", 3)
+    assert (again.is_new, again.title, again.turn.blocks) == (False, "T", (user("Hello"),))
 
 
 async def test_every_write_creates(store: Store) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conversation.conftest import Connect
+from conversation.conftest import BuildConversation, Connect, list_kinds
 from kedge import Conversation, assistant, user
 from kedge.errors import NotInStore
 from kedge.events import TextDelta
@@ -102,30 +102,40 @@ async def test_an_answer_that_was_requested_before_is_stored(
     assert len(kedge_server.requests) == 2
 
 
-async def test_a_tool_loop_ends_with_the_results_that_it_has(
-    store: Store, other: Store, connected: Connect, kedge_server: TestServer
-) -> None:
-    """What tools did before is stored, and the request with their results is not sent until the deletion is undone."""
-    calls: list[int] = []
+@pytest.fixture
+async def deleted_by_a_tool(other: Store, conversation_with: BuildConversation) -> Conversation:
+    """Return a conversation whose deletion was scheduled while its tool ran."""
 
     async def add(a: int, b: int) -> int:
         """Add two numbers."""
-        calls.append(a + b)
         await other.schedule_delete(talk.id, LATER)
         return a + b
 
-    talk = await Conversation.create(connected(), store=store, tools=[add])
+    talk = await conversation_with(tools=[add])
     with pytest.raises(NotInStore, match=SCHEDULED):
         await talk.send("Please call add with a=2 and b=3.")
-    assert calls == [5]
-    assert len(kedge_server.requests) == 1
-    kinds = [node.kind for node in await store.tree(talk.row)]
+    return talk
+
+
+async def test_results_of_a_scheduled_conversation_are_stored_and_not_sent(
+    store: Store, deleted_by_a_tool: Conversation, kedge_server: TestServer
+) -> None:
+    """What tools did before is stored; the request with their results is not sent, also not by `resume`."""
+    kinds = [node.kind for node in await store.tree(deleted_by_a_tool.row)]
     assert kinds == ["root", "asked", "answered", "results"]
     with pytest.raises(NotInStore, match=SCHEDULED):
-        await talk.resume()
-    await other.schedule_delete(talk.id, None)
-    assert (await talk.resume()).text
-    assert calls == [5]
+        await deleted_by_a_tool.resume()
+    assert len(kedge_server.requests) == 1
+
+
+async def test_results_are_sent_after_the_deletion_is_undone(
+    other: Store, deleted_by_a_tool: Conversation, kedge_server: TestServer
+) -> None:
+    """The turn continues with the stored results; no tool runs again."""
+    await other.schedule_delete(deleted_by_a_tool.id, None)
+    assert (await deleted_by_a_tool.resume()).text
+    kinds = list_kinds(await deleted_by_a_tool.path())
+    assert kinds == ["root", "asked", "answered", "results", "answered"]
     assert len(kedge_server.requests) == 2
 
 

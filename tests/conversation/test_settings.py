@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from conversation.conftest import Connect
+from conversation.conftest import BuildConversation, Connect, assert_sent, list_kinds
 from kedge import Conversation, Turn
 from kedge.errors import InvalidSetting, UnknownSetting
 from kedge.middleware import two_phase
@@ -27,25 +27,47 @@ def is_chained(server: TestServer) -> bool:
     return "previous_response_id" in server.requests[-1].body
 
 
-async def test_mode_is_changed_for_every_process(
-    store: Store, connected: Connect, kedge_server: TestServer
+async def test_changed_mode_is_stored_without_a_node(
+    store: Store, conversation_with: BuildConversation
 ) -> None:
-    """The next request has the new mode; another object follows with `refresh`, and a new one at once."""
-    conversation = await Conversation.create(connected(), store=store)
-    await conversation.send("My name is Ada.")
-    other = await open_again(conversation, connected)
+    """The mode is a member of the conversation; its history does not change."""
+    conversation = await conversation_with("My name is Ada.")
     await conversation.set_mode("stateless")
     assert (await store.conversation(conversation.id)).mode == conversation.row.mode == "stateless"
-    assert [node.kind for node in await conversation.path()] == ["root", "asked", "answered"]
+    assert list_kinds(await conversation.path()) == ["root", "asked", "answered"]
+
+
+async def test_next_request_has_the_changed_mode(
+    kedge_server: TestServer, conversation_with: BuildConversation
+) -> None:
+    """A stateless request has all blocks, continues nothing and is not stored at the provider."""
+    conversation = await conversation_with("My name is Ada.")
+    await conversation.set_mode("stateless")
     assert (await conversation.send("What is my name?")).text == "Your name is Ada."
-    assert not is_chained(kedge_server)
+    assert_sent(kedge_server, blocks=3)
     assert kedge_server.requests[-1].body["store"] is False
+
+
+async def test_other_objects_follow_a_changed_mode(
+    kedge_server: TestServer, conversation_with: BuildConversation, connected: Connect
+) -> None:
+    """Another object has the new mode after `refresh`, and a fork from the beginning."""
+    conversation = await conversation_with("My name is Ada.")
+    other = await open_again(conversation, connected)
+    await conversation.set_mode("stateless")
     await (await other.refresh()).send("And now?")
     assert not is_chained(kedge_server)
     fork = await other.fork()
     await fork.send("Hello")
     assert not is_chained(kedge_server)
-    await (await conversation.refresh()).set_mode(None)
+
+
+async def test_mode_without_a_value_is_that_of_the_engine(
+    kedge_server: TestServer, conversation_with: BuildConversation, connected: Connect
+) -> None:
+    """`set_mode(None)` removes the mode, in every process."""
+    conversation = await conversation_with("My name is Ada.", mode="stateless")
+    await conversation.set_mode(None)
     await conversation.send("Once more")
     await conversation.send("And again")
     assert is_chained(kedge_server)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, assert_type
 import pytest
 from pydantic import AfterValidator
 
+from conversation.conftest import assert_sent
 from kedge import Conversation
 from kedge.conversation import Reply
 from kedge.errors import KeyReused, OutputInvalid, OutputRefused
@@ -38,22 +39,33 @@ async def test_typed_reply_of_a_key_is_loaded_with_its_value(
         await conversation.send("What is 2 + 3?", key="k", output=str)
 
 
+QUESTION = "First invalid: What is 2 + 3?"
+
+
+async def test_invalid_answer_does_not_move_the_head(conversation: Conversation) -> None:
+    """After the last attempt the error has the text of the answer, and the head is where it was."""
+    head = conversation.head
+    with pytest.raises(OutputInvalid) as exc_info:
+        await conversation.send(QUESTION, output=int, output_retries=0)
+    assert exc_info.value.text == "Not JSON: 2 + 3 = 5."
+    assert conversation.head == head
+
+
 async def test_key_continues_after_invalid_answers(
     conversation: Conversation, kedge_server: TestServer
 ) -> None:
-    """A repeated key continues from the last stored answer; the head moves with a valid answer, not with a refusal."""
-    question = "First invalid: What is 2 + 3?"
-    head = conversation.head
-    with pytest.raises(OutputInvalid) as exc_info:
-        await conversation.send(question, key="k", output=int, output_retries=0)
-    assert exc_info.value.text == "Not JSON: 2 + 3 = 5."
-    assert conversation.head == head
-    reply = await conversation.send(question, key="k", output=int)
+    """A repeated key continues from the last stored answer, and the head moves with a valid one."""
+    with pytest.raises(OutputInvalid):
+        await conversation.send(QUESTION, key="k", output=int, output_retries=0)
+    reply = await conversation.send(QUESTION, key="k", output=int)
     assert reply.output == 5
-    assert len(reply.turn) == 4
     assert conversation.head == reply.node
-    first, second = kedge_server.requests
-    assert second.body["previous_response_id"] == first.response_id
+    assert len(reply.turn) == 4
+    assert_sent(kedge_server, blocks=1, anchor=kedge_server.requests[0].response_id)
+
+
+async def test_refusal_does_not_move_the_head(conversation: Conversation) -> None:
+    """A refusal in place of a value is an error, and the head is where it was."""
     head = conversation.head
     with pytest.raises(OutputRefused):
         await conversation.send("Refuse to sing.", output=int)

@@ -54,30 +54,48 @@ async def list_ids(store: Store) -> list[str]:
     return [each.id for each in await store.list_unused_objects()]
 
 
-async def test_objects_that_nothing_continues_are_deleted_after_a_day(
+async def test_objects_may_be_in_use_for_a_day(
+    store: Store, conversation: Conversation, engine: ResponsesEngine
+) -> None:
+    """An object whose stream was left is listed after a day, and one that Kedge did not make never is."""
+    left = await leave_stream(engine, conversation)
+    await conversation.send("Two")
+    await store.claim_object(engine.scope, "conv_foreign", "R1", owner="a")
+    assert await store.list_unused_objects() == []
+    add_days(store, 2)
+    (unused,) = await store.list_unused_objects()
+    assert (unused.scope, unused.id) == (engine.scope, left)
+
+
+async def test_objects_are_deleted_by_an_engine_of_their_server(
     store: Store,
     conversation: Conversation,
     engine: ResponsesEngine,
     server: TestServer,
     kedge_server: TestServer,
 ) -> None:
-    """An object whose stream was left is deleted by an engine of its server; those of conversations are not."""
+    """An engine of another server leaves the unused objects of this one."""
     left = await leave_stream(engine, conversation)
     await conversation.send("Two")
-    fork = await conversation.fork()
-    await fork.send("Three")
-    await conversation.send("Four")
-    await store.claim_object(engine.scope, "conv_foreign", "R1", owner="a")
-    assert await delete_unused_objects(engine, store) == {}  # the claim may be in use
     add_days(store, 2)
     (unused,) = await store.list_unused_objects()
-    assert (unused.scope, unused.id) == (engine.scope, left)
     async with open_engine(kedge_server, mode="conversation") as other:
         assert await delete_unused_objects(other, store) == {}
     assert has_object(server, left)
     assert await delete_unused_objects(engine, store) == {unused: ""}
     assert await store.list_unused_objects() == []
     assert not has_object(server, left)
+
+
+async def test_objects_of_stored_conversations_are_retained(
+    store: Store, conversation: Conversation, engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The objects that a conversation or its fork continues are in use, however old they are."""
+    fork = await conversation.fork()
+    await fork.send("Two")
+    await conversation.send("Three")
+    add_days(store, 2)
+    await delete_unused_objects(engine, store)
     assert has_object(server, get_object(conversation))
     assert has_object(server, get_object(fork))
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from conversation.conftest import Connect
+from conversation.conftest import Connect, assert_sent
 from kedge import Chat, Conversation, Turn, user
 from kedge.compaction import MessageLimitCompactor
 from kedge.engines import Engine
@@ -280,28 +280,45 @@ async def test_a_record_marked_as_lost_is_not_found_again(
     assert "previous_response_id" in kedge_server.requests[-1].body
 
 
-async def test_conversation_begins_with_a_whole_turn(
-    store: Store, connected: Connect, kedge_server: TestServer
-) -> None:
-    """A Turn of an engine is continued with its data, its mode and its anchors, at once and after reopening."""
+@pytest.fixture
+async def whole_turn(connected: Connect) -> Turn:
+    """Return a Turn of an engine, with data and an anchor."""
     turn = Turn([system("Be brief."), user("My name is Ada.")], data={"topic": {"name": "ships"}})
-    turn = await connected().run(turn)
-    for create in (Conversation, Conversation.create):
-        conversation = create(connected(), store=store, blocks=turn)
-        assert (await conversation).turn.data["topic"] == {"name": "ships"}
-        reply = await conversation.send("What is my name?")
-        assert reply.text == "Your name is Ada."
-        sent = kedge_server.requests[-1].body
-        assert sent["previous_response_id"] == turn.blocks[-1].response_id
-        assert len(get_state(conversation.turn).anchors) == 2
-        reopened = await check_reopened(conversation, connected)
-        await reopened.undo()
-        assert describe(reopened.turn) == describe(turn)
-        await check_reopened(reopened, connected)
-        assert await store.verify() == []
-    row = await store.create(blocks=turn)
-    assert describe((await store.load(row)).turn()) == describe(turn)
-    assert await store.import_(await conversation.export())
+    return await connected().run(turn)
+
+
+@pytest.mark.parametrize("create", [Conversation, Conversation.create])
+async def test_conversation_begins_with_a_whole_turn(
+    store: Store, connected: Connect, kedge_server: TestServer, whole_turn: Turn, create: Any
+) -> None:
+    """A Turn of an engine is continued with its data and its anchors."""
+    conversation = await create(connected(), store=store, blocks=whole_turn)
+    assert conversation.turn.data["topic"] == {"name": "ships"}
+    reply = await conversation.send("What is my name?")
+    assert reply.text == "Your name is Ada."
+    assert_sent(kedge_server, blocks=1, anchor=whole_turn.blocks[-1].response_id)
+    assert len(get_state(conversation.turn).anchors) == 2
+
+
+async def test_whole_turn_is_the_same_after_reopening(
+    store: Store, connected: Connect, whole_turn: Turn
+) -> None:
+    """Another process has the same Turn, also after it has undone the first question."""
+    conversation = Conversation(connected(), store=store, blocks=whole_turn)
+    await conversation.send("What is my name?")
+    reopened = await check_reopened(conversation, connected)
+    await reopened.undo()
+    assert describe(reopened.turn) == describe(whole_turn)
+    await check_reopened(reopened, connected)
+    assert await store.verify() == []
+
+
+async def test_whole_turn_is_created_in_a_store(store: Store, whole_turn: Turn) -> None:
+    """`Store.create` keeps what a conversation keeps, and its export can be imported."""
+    row = await store.create(blocks=whole_turn)
+    assert describe((await store.load(row)).turn()) == describe(whole_turn)
+    (copy,) = await store.import_(await store.export(row))
+    assert (await store.load(copy)).blocks == whole_turn.blocks
 
 
 @pytest.mark.parametrize("mode", [None, "chained"])

@@ -12,7 +12,7 @@ from for_each import for_each
 from kedge import errors
 from kedge._internal.event_loops import await_value
 from kedge.compaction import MessageLimitCompactor
-from kedge.conversation import Chat, StateReport, new_key
+from kedge.conversation import Chat, ChatReply, StateReport, new_key
 from kedge.events import TextDelta
 from kedge.events.run import ToolFinished, TurnFinished
 from kedge.middleware import block, guard, system_prompt, two_phase, with_middleware
@@ -301,32 +301,65 @@ async def test_pending_blocks_are_compacted(server: TestServer, open_chat: OpenC
     assert (report.blocks, report.processed_length) == (3, 2)
 
 
-async def test_edited_state_chains_on_the_unchanged_part(
-    server: TestServer, open_chat: OpenChat, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An edit retains the anchors that are still valid, and the blocks after them are sent."""
+@pytest.fixture
+async def second_answer(open_chat: OpenChat) -> tuple[Chat, ChatReply[None], ChatReply[None]]:
+    """Return a chat and its first two answers."""
     chat = open_chat()
     first = await chat.chat_with_state(None, "My name is Ada.")
     second = await chat.chat_with_state(first.state, "My ship is the Erebus.")
-    three = second.turn.blocks[2]
-    edited = second.turn.edit(three.id, user("My ship is the Terror."))
+    return chat, first, second
+
+
+async def test_edited_state_chains_on_the_unchanged_part(
+    second_answer: tuple[Chat, ChatReply[None], ChatReply[None]],
+) -> None:
+    """An edit retains the anchors that are still valid, and the blocks after them are sent."""
+    chat, first, second = second_answer
+    question = second.turn.blocks[2]
+    edited = second.turn.edit(question.id, user("My ship is the Terror."))
     state = chat.write_state(second.state, edited)
     plan = chat.plan(state)
     assert plan.previous_response_id == first.response_id
     assert (plan.delta_blocks, [each.reason for each in plan.rejected]) == (2, ["changed"])
-    assert (
-        await chat.chat_with_state(state, "What is my ship?")
-    ).text == "Your ship is the Terror."
+    answer = await chat.chat_with_state(state, "What is my ship?")
+    assert answer.text == "Your ship is the Terror."
+
+
+async def test_truncated_state_chains_on_its_last_answer(
+    second_answer: tuple[Chat, ChatReply[None], ChatReply[None]],
+) -> None:
+    """Without the last exchange, only the next message is sent."""
+    chat, first, second = second_answer
     state = chat.write_state(second.state, second.turn.truncate(-2))
-    assert chat.plan(state, "Hello").delta_blocks == 1
+    plan = chat.plan(state, "Hello")
+    assert (plan.previous_response_id, plan.delta_blocks) == (first.response_id, 1)
+
+
+async def test_state_with_a_new_first_block_is_sent_in_full(
+    second_answer: tuple[Chat, ChatReply[None], ChatReply[None]],
+) -> None:
+    """No response contains a block that was inserted before all others."""
+    chat, _, second = second_answer
     state = chat.write_state(second.state, second.turn.insert(0, user("My dog is Rex.")))
     assert chat.plan(state).previous_response_id == ""
-    answer = await chat.chat_with_state(state, "What is my dog?")
-    assert answer.text == "Your dog is Rex."
-    state = chat.write_state(answer.state, Turn([]))
-    assert chat.read_state(state).blocks == ()
+    assert (await chat.chat_with_state(state, "What is my dog?")).text == "Your dog is Rex."
+
+
+async def test_written_state_is_read_as_it_was(
+    second_answer: tuple[Chat, ChatReply[None], ChatReply[None]],
+) -> None:
+    """A Turn that was not edited makes the same state, and an empty one an empty state."""
+    chat, _, second = second_answer
     assert chat.read_state(second.state) == second.turn
     assert chat.write_state(second.state, second.turn) == second.state
+    assert chat.read_state(chat.write_state(second.state, Turn([]))).blocks == ()
+
+
+async def test_leading_system_blocks_are_not_written(
+    open_chat: OpenChat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """System blocks before all others are given with each call, and left out with a warning."""
+    chat = open_chat()
     state = chat.write_state(None, Turn([system("Be brief."), user("Hello!"), system("Later.")]))
     assert dict(chat.inspect_state(state).kinds) == {"user": 1, "system": 1}
     assert "leading system blocks are not stored" in caplog.text
@@ -346,21 +379,35 @@ async def test_invalid_block_is_rejected(open_chat: OpenChat) -> None:
         await chat.chat_with_state(None, wrong)
 
 
+async def test_encrypted_state_cannot_be_read(open_chat: OpenChat) -> None:
+    """An encrypted state contains no text of the conversation."""
+    answer = await open_chat(state_key=new_key()).chat_with_state(None, "My name is Ada.")
+    assert b"My name is Ada." not in answer.state
+    assert b"version" not in answer.state
+
+
 async def test_encrypted_state_requires_its_key(open_chat: OpenChat) -> None:
-    """An encrypted state starts fresh without its key; a plain one is accepted, and encrypted with the next answer."""
-    key, other = new_key(), new_key()
-    first = await open_chat(state_key=key).chat_with_state(None, "My name is Ada.")
-    assert b"My name is Ada." not in first.state
-    assert b"version" not in first.state
-    for settings, reason in (({}, "encrypted"), ({"state_key": other}, "wrong_key")):
+    """Without a key, or with another one, an encrypted state is discarded with the reason."""
+    first = await open_chat(state_key=new_key()).chat_with_state(None, "My name is Ada.")
+    for settings, reason in (({}, "encrypted"), ({"state_key": new_key()}, "wrong_key")):
         report = open_chat(**settings).inspect_state(first.state)
         assert report.reason == reason
         assert report.encrypted
-    chat = open_chat(state_key=[other, key])
+
+
+async def test_key_of_states_is_replaced(open_chat: OpenChat) -> None:
+    """All keys decrypt, and the first one encrypts the next state."""
+    old_key, key = new_key(), new_key()
+    first = await open_chat(state_key=old_key).chat_with_state(None, "My name is Ada.")
+    chat = open_chat(state_key=[key, old_key])
     second = await chat.chat_with_state(first.state, "What did I say first?")
     assert "My name is Ada." in second.text
-    third = await open_chat(state_key=other).chat_with_state(second.state, "What did I say first?")
+    third = await open_chat(state_key=key).chat_with_state(second.state, "What did I say first?")
     assert "My name is Ada." in third.text
+
+
+async def test_plain_state_is_encrypted_with_the_next_answer(open_chat: OpenChat) -> None:
+    """A chat with a key accepts a state that was written without one."""
     plain = await open_chat().chat_with_state(None, "My name is Ada.")
     encrypted = await open_chat(state_key=new_key()).chat_with_state(plain.state, "Hello again!")
     assert len(encrypted.turn) == 4

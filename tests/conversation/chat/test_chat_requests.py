@@ -17,6 +17,7 @@ from kedge.compaction import (
     TurnCompacted,
     is_summary,
 )
+from kedge.conversation import Chat, ChatReply
 from kedge.engines import ResendLimit
 from kedge.errors import ResendTooLong
 from kedge.observe import reset, snapshot
@@ -99,21 +100,38 @@ async def test_shortened_results_keep_the_anchor(server: TestServer, open_chat: 
     assert "sea" in reread.text
 
 
-async def test_server_compacts_while_it_answers(server: TestServer, open_chat: OpenChat) -> None:
-    """The server's compaction item replaces all earlier blocks in the state and in later requests."""
+@pytest.fixture
+async def compacted(server: TestServer, open_chat: OpenChat) -> tuple[Chat, ChatReply[None]]:
+    """Return a chat, and its first answer for which the server has compacted the conversation."""
     chat = open_chat(compactor=ServerCompactor(1_000))
     answers = await send_lines(chat, "My name is Ada.", "Write 900 words.", "Write 300 words.")
-    assert request_bodies(server)[0]["context_management"] == [
-        {"type": "compaction", "compact_threshold": 1_000}
-    ]
-    index = next(n for n, answer in enumerate(answers) if answer.compactions)
-    first = answers[index].turn.blocks[0]
-    assert isinstance(first, OpaqueBlock)
-    assert first.type == "compaction"
-    assert len(answers[index].turn) == 2
-    (after,) = await send_lines(chat, "What did I say first?", state=answers[index].state)
-    sent = request_bodies(server)[-1]
-    assert [item["type"] for item in sent["input"]] == ["compaction", "message", "message"]
+    return chat, next(answer for answer in answers if answer.compactions)
+
+
+async def test_threshold_of_the_server_is_sent(
+    server: TestServer, compacted: tuple[Chat, ChatReply[None]]
+) -> None:
+    """Each request has the number of tokens from which the server compacts."""
+    management = [{"type": "compaction", "compact_threshold": 1_000}]
+    assert [body["context_management"] for body in request_bodies(server)] == [management] * 3
+
+
+async def test_server_compacts_while_it_answers(compacted: tuple[Chat, ChatReply[None]]) -> None:
+    """The server's compaction item replaces all earlier blocks in the state."""
+    _, answer = compacted
+    item, _ = answer.turn.blocks
+    assert isinstance(item, OpaqueBlock)
+    assert item.type == "compaction"
+
+
+async def test_compaction_of_the_server_is_sent_and_then_continued(
+    server: TestServer, compacted: tuple[Chat, ChatReply[None]]
+) -> None:
+    """The next request has the item in place of the earlier blocks, and the one after it is chained."""
+    chat, answer = compacted
+    (after,) = await send_lines(chat, "What did I say first?", state=answer.state)
+    items = request_bodies(server)[-1]["input"]
+    assert [item["type"] for item in items] == ["compaction", "message", "message"]
     assert "My name is Ada." in after.text
     (chained,) = await send_lines(chat, "What did I say first?", state=after.state)
     assert [item["type"] for item in request_bodies(server)[-1]["input"]] == ["message"]
