@@ -23,7 +23,7 @@ import msgspec
 from kedge._internal.arguments import check_choice, parse_switch, read_variable
 from kedge._internal.bounded_dict import BoundedDict
 from kedge.errors import KedgeError
-from kedge.events import Outcome
+from kedge.events import Outcome, Usage
 from kedge.events.types import ResponseFacts
 from kedge.evidence import tokens
 from kedge.evidence.server_evidence import (
@@ -127,7 +127,9 @@ class MemoryCheck(msgspec.Struct):
     def doubt(self) -> Doubt:
         """The reason why the server must not be chained on now; empty if it may be."""
         doubt = self.evidence.open_doubt(self.registry.clock(), self.conversation)
-        return "" if self.is_always and doubt not in DOUBTS_OF_CHAINING else doubt
+        if self.is_always and doubt not in DOUBTS_OF_CHAINING:
+            return ""
+        return doubt
 
     @property
     def is_always(self) -> bool:
@@ -141,35 +143,45 @@ class MemoryCheck(msgspec.Struct):
             plan: The plan of the request.
             body: The members of its body that change how many tokens a server counts, or all of them.
         """
-        self.plan, self._body, self._sent = plan, body, None
+        self.plan = plan
+        self._body = body
+        self._sent = None
 
     def decide(self, plan: RequestPlan, body: Mapping[str, Any]) -> Way:
         """Decide how a request may use its anchor; the arguments are those of ``set_request``."""
         self.set_request(plan, body)
         self.way = self._choose_way(plan)
-        is_used = plan.is_full or self.way in ("direct", "held")
-        self._visible = 0 if is_used else tokens.bound_visible(plan, self._measure())
+        self._visible = 0
+        if not plan.is_full and self.way in ("probe", "full"):
+            self._visible = tokens.bound_visible(plan, self._measure())
         return self.way
 
     def _choose_way(self, plan: RequestPlan) -> Way:
-        evidence, now = self.evidence, self.registry.clock()
         if plan.anchor is None or plan.mode == "stateless" or self.registry.trust != "earned":
             return "direct"
+        evidence = self.evidence
+        now = self.registry.clock()
         base = plan.anchor.counted
+
         if not evidence.must_hold(plan.anchor.depth, now):
-            # A server that was proven by its counts may begin to forget at any time, so it is used only where
-            # its count would show that.
-            is_safe = evidence.proof != "count" or tokens.can_disprove(base, self._measure())
-            return "direct" if is_safe else "full"
+            if evidence.proof == "count" and not tokens.can_disprove(base, self._measure()):
+                # A server that was proven by its counts may begin to forget at any time, so it is used only where
+                # its count would show that.
+                return "full"
+            return "direct"
+
         sent = self._measure()
         if (self.can_hold or evidence.stores) and tokens.can_prove(base, sent):
             return "held" if self.can_hold else "direct"
+
+        # Its count would prove nothing. A probe is made if what it shows would change that.
         if evidence.stores or now < evidence.next_probe_at:
             return "full"
         if self._believes_lists(base):
             return "probe"
-        ordinary = sent and sent._replace(excess=tokens.ORDINARY_EXCESS)
-        return "probe" if tokens.can_prove(base, ordinary) else "full"
+        if sent and tokens.can_prove(base, sent._replace(excess=tokens.ORDINARY_EXCESS)):
+            return "probe"
+        return "full"
 
     def _believes_lists(self, base: TokenCounts | None) -> bool:
         """Return whether a list of stored items is a proof: counts of any kind of request outweigh it."""
@@ -185,35 +197,42 @@ class MemoryCheck(msgspec.Struct):
             # Exact bounds are not needed for a server that needs no proof, or while it gets none, before it is accused.
             is_crude = not exactly and (self.evidence.proof == "table" or bool(self.doubt))
             sent = tokens.measure_request(blocks, self._body, crude=is_crude)
-            self._sent = self._sent if before else sent
-        return sent and self.evidence.bound(sent)
+            if not before:
+                self._sent = sent
+        if sent is None:
+            return None
+        return self.evidence.bound(sent)
 
     def record_probe(self, agrees: bool | None) -> None:
         """Record whether the server listed what it should have stored; None if it listed nothing."""
         with self.registry.lock:
-            anchor = self.plan.anchor if self.plan else None
-            proves = self._believes_lists(anchor.counted if anchor else None)
+            base = None
+            if self.plan and self.plan.anchor:
+                base = self.plan.anchor.counted
+            proves = self._believes_lists(base)
             self.evidence.record_probe(agrees=agrees, proves=proves, now=self.registry.clock())
 
     # After a request
 
     def names_another(self, response: ResponseFacts | Outcome) -> bool:
-        """Return whether an answer names another context than that which the request continues.
+        """Return whether an answer names another context than the request continues.
 
         Args:
             response: The start or the end of the answer. That it names no conversation object is a loss only for a
                 server that usually names objects.
         """
-        plan = self.plan
-        if plan is None or not plan.conversation_id:
-            return names_other_response(response, plan.anchor_id if plan else "")
-        named = response.conversation_id
-        is_named = named is not None or self.evidence.names_conversations
-        return is_named and named != plan.conversation_id
+        if self.plan is None:
+            return False
+        if not self.plan.conversation_id:
+            return names_other_response(response, self.plan.anchor_id)
+        object_id = response.conversation_id
+        should_name_one = object_id is not None or self.evidence.names_conversations
+        return should_name_one and object_id != self.plan.conversation_id
 
     def judge(self, outcome: Outcome) -> Judgment:
         """Judge an answer, and update the evidence."""
-        plan, usage = self.plan, outcome.usage
+        plan = self.plan
+        usage = outcome.usage
         if plan is None:
             return Judgment()
         with self.registry.lock:
@@ -229,33 +248,62 @@ class MemoryCheck(msgspec.Struct):
             return Judgment(counted=counted)
 
     def _judge_chained(self, outcome: Outcome, plan: RequestPlan, anchor: AnchorRecord) -> Judgment:
-        evidence, sent, usage, base = self.evidence, self._measure(), outcome.usage, anchor.counted
+        evidence = self.evidence
+        usage = outcome.usage
         evidence.echoes |= outcome.echoed
         can_be_silent = plan.conversation_id or outcome.echoed or self.is_always
         if (evidence.echoes and not can_be_silent) or self.names_another(outcome):
             return self.record_forgotten()
-        verdict = tokens.judge_usage(usage, base, sent)
-        if self.is_always and base and sent and base.settings != sent.settings:
-            verdict = "lost" if tokens.lacks_context(usage, plan) else ""
-        elif verdict in ("lost", "partial") and sent and not sent.tokens:
-            verdict = tokens.judge_usage(usage, base, self._measure(exactly=True))
-        if verdict == "partial" and evidence.proof == "table" and not self.is_always:
-            verdict = verdict if evidence.record_shortfall() else ""
+
+        sent = self._measure()
+        verdict = self._judge_count(usage, plan, anchor, sent)
         if verdict in ("lost", "partial"):
             return self.record_forgotten(partial=verdict == "partial", counted=True)
-        if plan.conversation_id:
-            answer = [b for b in plan.source[: plan.start] if b.response_id == anchor.response_id]
-            if tokens.has_foreign_tokens(usage, base, self._measure(answer)):
-                return Judgment("conversation", resend=not self.is_always)
+        if self._continues_foreign_items(usage, plan, anchor):
+            return Judgment("conversation", resend=not self.is_always)
+
         evidence.record_chained()
         if verdict == "remembered":
             evidence.record_remembered(anchor.depth)
-        if usage and base and sent:
-            evidence.record_agreement(usage, base, sent)
+        if usage and anchor.counted and sent:
+            evidence.record_agreement(usage, anchor.counted, sent)
         if self.way == "held" and verdict != "remembered":
+            # An answer is held back only if its count would prove that the server remembers. This one counted in
+            # another way than expected, and so would the next ones: they are not held back for a while.
             evidence.record_loss(self.registry.clock(), "no_verdict")
             return Judgment("unproven", resend=True)
         return Judgment()
+
+    def _judge_count(
+        self,
+        usage: Usage | None,
+        plan: RequestPlan,
+        anchor: AnchorRecord,
+        sent: tokens.SentTokens | None,
+    ) -> tokens.Verdict:
+        """Return what the server's token count shows, as far as it is believed."""
+        base = anchor.counted
+        verdict = tokens.judge_usage(usage, base, sent)
+        if self.is_always and base and sent and base.settings != sent.settings:
+            # The counts cannot be compared, but texts have a minimum of tokens with any settings.
+            return "lost" if tokens.lacks_context(usage, plan) else ""
+        if verdict in ("lost", "partial") and sent and not sent.tokens:
+            # The bounds were crude, which is not enough for an accusation.
+            verdict = tokens.judge_usage(usage, base, self._measure(exactly=True))
+        is_hosted = self.evidence.proof == "table" and not self.is_always
+        if verdict == "partial" and is_hosted and not self.evidence.record_shortfall():
+            return ""
+        return verdict
+
+    def _continues_foreign_items(
+        self, usage: Usage | None, plan: RequestPlan, anchor: AnchorRecord
+    ) -> bool:
+        """Return whether a conversation object has items that are not from this line of history."""
+        if not plan.conversation_id:
+            return False
+        context = plan.source[: plan.start]
+        answer = [block for block in context if block.response_id == anchor.response_id]
+        return tokens.has_foreign_tokens(usage, anchor.counted, self._measure(answer))
 
     def record_forgotten(self, *, partial: bool = False, counted: bool = False) -> Judgment:
         """Record that the server answered without the context.
@@ -266,7 +314,9 @@ class MemoryCheck(msgspec.Struct):
         """
         if self.is_always:
             return Judgment("forgot", resend=not counted)
-        depth = self.plan.anchor.depth if self.plan and self.plan.anchor else 1
+        depth = 1
+        if self.plan and self.plan.anchor:
+            depth = self.plan.anchor.depth
         with self.registry.lock:
             self.evidence.record_silent_loss(self.registry.clock(), depth, partial=partial)
         return Judgment("forgot", resend=True)
@@ -348,27 +398,41 @@ class EvidenceRegistry(msgspec.Struct, eq=False):
             conversation: Identifies the conversation.
             known: What is known about the server from its host.
         """
-        kind = f"{'stream' if streaming else 'whole'} {self.transport}"
-        key = f"{scope} {model} {kind}{' objects' if objects else ''}"
-        name = f"{scope} {model} {KEY_SUFFIX}"
-        host = known or KnownServer()
-        fresh = ServerEvidence(proof="table" if host.remembers else "", max_depth=host.max_depth)
+        code_path = "stream" if streaming else "whole"
+        server_key = f"{scope} {model} {code_path} {self.transport}"
+        if objects:
+            server_key += " objects"
+        reasoning_key = f"{scope} {model} {KEY_SUFFIX}"
+        initial = ServerEvidence()
+        if known is not None:
+            initial.proof = "table" if known.remembers else ""
+            initial.max_depth = known.max_depth
         with self.lock:
-            evidence: ServerEvidence = self._open(key, fresh)
-            if identified := self._identified.get(scope):
+            evidence: ServerEvidence = self._open(server_key, initial)
+            identified = self._identified.get(scope)
+            if identified is not None:
                 evidence.identify(identified, "identity")
             evidence.not_before = max(evidence.not_before, self._reissued.get(scope, 0.0))
-            reasoning = self._open(name, ReasoningEvidence())
-        records, can_hold = {key: evidence, name: reasoning}, self.holds_streams or not streaming
-        return MemoryCheck(self, scope, records, evidence, reasoning, conversation, can_hold)
+            reasoning = self._open(reasoning_key, ReasoningEvidence())
+        return MemoryCheck(
+            registry=self,
+            scope=scope,
+            records={server_key: evidence, reasoning_key: reasoning},
+            evidence=evidence,
+            reasoning=reasoning,
+            conversation=conversation,
+            can_hold=self.holds_streams or not streaming,
+        )
 
-    def _open(self, key: str, fresh: Any) -> Any:
-        known = self._records.get(key)
-        if known is None:
+    def _open(self, key: str, initial: Any) -> Any:
+        """Return the evidence of a key; without any, this initial evidence becomes it."""
+        evidence = self._records.get(key)
+        if evidence is None:
             self._saved.pop(key, None)
-            known = self._records[key] = fresh
+            evidence = initial
+            self._records[key] = evidence
         self._records.move_to_end(key)
-        return known
+        return evidence
 
     async def attach(self, store: EvidenceStore, *checks: MemoryCheck) -> None:
         """Use a store for the evidence, unless one is configured, and load its evidence for some checks.
@@ -390,7 +454,7 @@ class EvidenceRegistry(msgspec.Struct, eq=False):
         unread = self.list_unread(check) if self.store is not None else []
         try:
             for key in unread:
-                if self.store is not None:
+                if self.store is not None:  # another task may have found that it is closed
                     self.restore(check, key, await self.store.load_evidence(key))
         except KedgeError:
             if self._is_configured:
@@ -435,20 +499,24 @@ class EvidenceRegistry(msgspec.Struct, eq=False):
 
     def identify(self, check: MemoryCheck, identity: str) -> None:
         """Record the name by which the server of a check identifies itself; empty if it does not."""
-        known = KNOWN_IDENTITIES.get(identity)
-        if known and self._identified.get(check.scope) is not known:
-            with self.lock:
-                self._identified[check.scope] = known
-                check.evidence.identify(known, "identity")
+        server = KNOWN_IDENTITIES.get(identity)
+        if server is None or self._identified.get(check.scope) is server:
+            return
+        with self.lock:
+            self._identified[check.scope] = server
+            check.evidence.identify(server, "identity")
 
     def record_issued(self, check: MemoryCheck, response_id: str, *, known: bool) -> bool:
         """Remember a response id; return whether the server has issued it before."""
         if not response_id:
             return False
         with self.lock:
-            reused = known or response_id in self._issued
+            is_reused = known or response_id in self._issued
             self._issued[response_id] = None
-            if reused:  # responses that are older cannot be distinguished
-                check.evidence.not_before = self._reissued[check.scope] = now = self.clock()
+            if is_reused:
+                # Which of two responses an older id stands for is not known, so none of them is continued.
+                now = self.clock()
+                self._reissued[check.scope] = now
+                check.evidence.not_before = now
                 check.evidence.record_loss(now, "reused_ids")
-        return reused
+        return is_reused

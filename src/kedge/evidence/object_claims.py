@@ -62,16 +62,18 @@ class UnusedObject(msgspec.Struct, frozen=True):
 
 
 class ObjectClaims:
-    """The last response of each conversation object that this process used."""
+    """The last response in each conversation object that this process used."""
 
     def __init__(self) -> None:
-        self.reset()
+        self.owner = urandom(16).hex()
+        """Identifies the process in a store."""
+        self._lock = threading.Lock()
+        self._ends = BoundedDict[tuple[str, str], str](MAX_OBJECTS)
 
     def reset(self) -> None:
         """Forget all claims, as a new process has none."""
         self.owner = urandom(16).hex()
-        """Identifies the process in a store."""
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # a thread of the old process may hold the other one
         self._ends = BoundedDict[tuple[str, str], str](MAX_OBJECTS)
 
     def find(self, scope: str, object_id: str, last: str) -> Claim:
@@ -85,15 +87,17 @@ class ObjectClaims:
         end = self._ends.get((scope, object_id))
         if end is None:
             return "unknown"
-        return "owned" if last and end == last else "taken"
+        if last and end == last:
+            return "owned"
+        return "taken"
 
     def claim(self, scope: str, object_id: str, last: str) -> Claim:
         """Claim an object for a request after the response ``last``; the arguments are those of ``find``."""
         with self._lock:
-            found = self.find(scope, object_id, last)
-            if found != "taken":
+            claim = self.find(scope, object_id, last)
+            if claim != "taken":
                 self._ends[scope, object_id] = _TAKEN
-            return found
+            return claim
 
     def release(self, scope: str, object_id: str, last: str) -> None:
         """Record that an object ends with this response, so that the next request can claim it."""

@@ -58,9 +58,9 @@ KNOWN_IDENTITIES: Mapping[str, KnownServer] = {
 def find_known_host(base_url: str) -> KnownServer | None:
     """Return what is known about the server at an address."""
     host = urlsplit(base_url).hostname or ""
-    for name, known in KNOWN_HOSTS.items():
+    for name, server in KNOWN_HOSTS.items():
         if host == name or (name.startswith(".") and host.endswith(name)):
-            return known
+            return server
     return None
 
 
@@ -88,6 +88,8 @@ CONTRADICTION_SECONDS = 24 * 3_600.0
 HOLD_SECONDS = 3_600.0
 MAX_HOLD_SECONDS = 24 * 3_600.0
 """Seconds for which every answer is held back after a silent loss: the first time, and the maximum."""
+_MAX_DOUBLINGS = 16
+"""More than any maximum needs; it only prevents an overflow."""
 MAX_OVERHEADS = 64
 MIN_MATCHED_TOKENS = 32
 """Tokens in requests with agreeing counts after which a server is assumed to count as we do."""
@@ -100,8 +102,14 @@ MAX_ERRORS = 2
 
 
 def _delay(count: int, seconds: float = BASE_COOLDOWN, maximum: float = MAX_COOLDOWN) -> float:
-    """Return a delay that doubles with each event after the first one."""
-    return min(seconds * 2.0 ** min(count, 16), maximum)
+    """Return a delay that doubles with each event after the first one.
+
+    A trial costs the same whether or not the server has recovered: one answer that is generated twice, or one rejected
+    request. The cause is usually a restart, which is over in a minute, or the configuration, which does not change
+    for days. With a delay that doubles, the first is tried soon, and the second costs one trial an hour.
+    """
+    doublings = min(count, _MAX_DOUBLINGS)
+    return min(seconds * 2.0**doublings, maximum)
 
 
 def limit_depth(*limits: int | None) -> int | None:
@@ -179,10 +187,16 @@ class ServerEvidence(Evidence):
 
     def bound(self, sent: SentTokens) -> SentTokens:
         """Return the tokens of a request with the bounds of the server's count of them."""
+        share = UNKNOWN_SHARE
         is_exact = self.matched >= MIN_MATCHED_TOKENS and not self.mismatched
+        if is_exact:
+            share = 1.0
+        excess = inf
+        if self.stores:
+            excess = ORDINARY_EXCESS
         return sent._replace(
-            share=1.0 if is_exact else UNKNOWN_SHARE,
-            excess=ORDINARY_EXCESS if self.stores else inf,
+            share=share,
+            excess=excess,
             overhead=self.overheads.get(sent.settings),
             is_exact=is_exact,
             adds_cached=self.proof not in ("table", "identity"),
@@ -195,9 +209,14 @@ class ServerEvidence(Evidence):
             now: The current Unix time.
             conversation: Identifies the conversation; missing responses of one do not concern the others.
         """
-        is_of_another = self.doubt == "never_stores" and self.missed_in not in ("", conversation)
-        is_open = self.doubt == "unsupported" or now < self.retry_at
-        return self.doubt if is_open and not is_of_another else ""
+        if self.doubt == "unsupported":
+            # The server said that it does not support chaining, so waiting does not help.
+            return "unsupported"
+        if now >= self.retry_at:
+            return ""
+        if self.doubt == "never_stores" and self.missed_in not in ("", conversation):
+            return ""
+        return self.doubt
 
     def identify(self, known: KnownServer, proof: Proof) -> None:
         """Record that the server is a known one, unless later evidence contradicts that."""
@@ -219,7 +238,8 @@ class ServerEvidence(Evidence):
     def record_success(self, proof: Proof) -> None:
         """Record a proof; a proof by count or audit removes every doubt."""
         self.proof = self.proof or proof
-        self.doubt, self.retry_at = "", 0.0
+        self.doubt = ""
+        self.retry_at = 0.0
         self.failures = self.misses = self.errors = 0
 
     def record_remembered(self, depth: int) -> None:
@@ -227,7 +247,8 @@ class ServerEvidence(Evidence):
         self.record_success("count")
         self.shortfalls = 0
         if not self.hold_depth:
-            return  # evidence that changes with every response would be saved with every response
+            # Evidence that changes with every response would be saved with every response.
+            return
         self.verified_depth = max(self.verified_depth, depth)
         if self.verified_depth >= self.hold_depth:
             self.hold_depth = 0
@@ -243,12 +264,24 @@ class ServerEvidence(Evidence):
 
     def record_silent_loss(self, now: float, depth: int, *, partial: bool) -> None:
         """Record that the server answered without the context of a chain, or without a part of it."""
-        self.hold_depth, self.verified_depth, self.shortfalls = max(self.hold_depth, depth), 0, 0
-        self.losses = self.losses + 1 if now < self.hold_until + MAX_HOLD_SECONDS else 1
+        self.hold_depth = max(self.hold_depth, depth)
+        self.verified_depth = 0
+        self.shortfalls = 0
+
+        # A server that forgets again and again has a cause that a single proof does not remove, such as one process of
+        # several that lost its memory. So the hold lasts beyond the next proof, and doubles with each loss that follows
+        # soon after the last one.
+        is_repeated = now < self.hold_until + MAX_HOLD_SECONDS
+        self.losses = self.losses + 1 if is_repeated else 1
         self.hold_until = now + _delay(self.losses - 1, HOLD_SECONDS, MAX_HOLD_SECONDS)
+
         if self.stores:
-            self.stores, self.next_probe_at = False, now + CONTRADICTION_SECONDS
+            # The server listed what it had stored, and did not use it. For a day, a list is no reason to chain.
+            self.stores = False
+            self.next_probe_at = now + CONTRADICTION_SECONDS
+
         if partial and depth > 1:
+            # It read the newest part of the chain. Shorter chains may work, so there is no delay.
             self.proof = ""
             self.max_depth = limit_depth(self.max_depth, depth - 1)
         else:
@@ -269,7 +302,8 @@ class ServerEvidence(Evidence):
 
     def record_loss(self, now: float, doubt: Doubt = "forgot") -> None:
         """Record a loss: the server is unproven, and is not chained on for a while."""
-        self.proof, self.doubt = "", doubt
+        self.proof = ""
+        self.doubt = doubt
         self.retry_at = now + _delay(self.failures)
         self.failures += 1
 
@@ -286,14 +320,22 @@ class ServerEvidence(Evidence):
             conversation: Identifies the conversation.
         """
         if self.proof and created_at < self.missed_at:
+            # It was lost at the same time as the response before, which is one event.
             return
-        is_only_one = self.proof and (not self.misses or self.missed_in == conversation)
-        self.missed_in = conversation if is_only_one else ""
-        self.missed_at, self.misses = now, self.misses + 1
-        if not self.proof or self.misses >= MAX_MISSES:
-            proof = self.proof
-            self.record_loss(now, "never_stores")
-            self.proof = proof if self.missed_in or proof == "table" else ""
+        is_same_conversation = not self.misses or self.missed_in == conversation
+        self.missed_in = ""
+        if self.proof and is_same_conversation:
+            self.missed_in = conversation
+        self.missed_at = now
+        self.misses += 1
+        if self.proof and self.misses < MAX_MISSES:
+            return
+
+        proof = self.proof
+        self.record_loss(now, "never_stores")
+        if self.missed_in or proof == "table":
+            # The other conversations of this server, or a server that is known to remember, need no new proof.
+            self.proof = proof
 
     def record_error(self, now: float) -> None:
         """Record that the server answered a chained request with a server error.
@@ -302,8 +344,10 @@ class ServerEvidence(Evidence):
         error in a row full requests are sent for a while; what proves that the server remembers stays valid.
         """
         self.errors += 1
-        if self.errors >= MAX_ERRORS and not self.open_doubt(now):
-            self.doubt, self.retry_at = "fails", now + _delay(self.errors - MAX_ERRORS)
+        if self.errors < MAX_ERRORS or self.open_doubt(now):
+            return
+        self.doubt = "fails"
+        self.retry_at = now + _delay(self.errors - MAX_ERRORS)
 
     def record_probe(self, *, agrees: bool | None, now: float, proves: bool = False) -> None:
         """Record whether the server listed what it should have stored; None if it listed nothing.
@@ -316,10 +360,13 @@ class ServerEvidence(Evidence):
         self.stores = bool(agrees)
         self.audits = self.audits or agrees is not None
         if not agrees:
+            # A probe delays the request before which it is made, and most servers that fail one have no such route.
             self.next_probe_at = now + _delay(self.failed_probes)
-        elif proves:
+            self.failed_probes += 1
+            return
+        self.failed_probes = 0
+        if proves:
             self.record_success("audit")
-        self.failed_probes = 0 if agrees else self.failed_probes + 1
 
 
 class EvidenceStore(Protocol):

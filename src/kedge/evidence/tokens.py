@@ -95,14 +95,17 @@ class SentTokens(NamedTuple):
     @property
     def upper(self) -> int:
         """The maximum that the server counts."""
-        is_limited = self.tokens and self.size < UNBOUNDED
-        size = int(min(self.size, self.tokens * self.excess)) if is_limited else self.size
+        size = self.size
+        if self.tokens and self.size < UNBOUNDED:
+            size = int(min(self.size, self.tokens * self.excess))
         return size + MAX_FRAME_TOKENS * self.texts
 
     @property
     def estimate(self) -> int:
         """Our count; 0 if it is not known."""
-        return self.tokens + _FRAME_TOKENS * self.texts if self.tokens else 0
+        if not self.tokens:
+            return 0
+        return self.tokens + _FRAME_TOKENS * self.texts
 
     @property
     def tolerance(self) -> int:
@@ -112,8 +115,9 @@ class SentTokens(NamedTuple):
     @property
     def limit(self) -> int:
         """The maximum that the server counts, which is lower if its counts agree with ours."""
-        is_exact = self.is_exact and self.tokens and self.size < UNBOUNDED
-        return self.estimate + self.tolerance if is_exact else self.upper
+        if self.is_exact and self.tokens and self.size < UNBOUNDED:
+            return self.estimate + self.tolerance
+        return self.upper
 
 
 def measure_request(
@@ -129,7 +133,9 @@ def measure_request(
     Returns:
         The counts, or None where they would be no evidence: hosted tools, truncation, compaction.
     """
-    return None if _changes_count(body) else measure_blocks(sent, hash_settings(body), crude=crude)
+    if _changes_count(body):
+        return None
+    return measure_blocks(sent, hash_settings(body), crude=crude)
 
 
 def measure_blocks(blocks: Iterable[Block], settings: int = 0, *, crude: bool) -> SentTokens:
@@ -151,13 +157,23 @@ def measure_blocks(blocks: Iterable[Block], settings: int = 0, *, crude: bool) -
                 texts.append(f"{block.name} {block.arguments}")
             case _:  # reasoning, hosted calls, compactions
                 has_reasoning = True
-    counts = list(map(_count_crudely if crude else _count_text, texts))
-    words, tokens, size = map(sum, zip(*counts, strict=True)) if counts else (0, 0, 0)
-    size = UNBOUNDED if is_unbounded or has_reasoning else size
-    return SentTokens(words, tokens, size, len(texts), settings, has_reasoning)
+    count = _count_crudely if crude else _count_text
+    counts = list(map(count, texts))
+    size = sum(size for _, _, size in counts)
+    if is_unbounded or has_reasoning:
+        size = UNBOUNDED
+    return SentTokens(
+        words=sum(words for words, _, _ in counts),
+        tokens=sum(tokens for _, tokens, _ in counts),
+        size=size,
+        texts=len(texts),
+        settings=settings,
+        has_reasoning=has_reasoning,
+    )
 
 
 def _count_crudely(text: str) -> tuple[int, int, int]:
+    """Return bounds of the counts of a text without a tokenizer, in the order of ``SentTokens``."""
     # Lines of one character have fewer tokens, so a count that is too low for these bounds is judged by exact ones.
     size = len("".join(text.split()))
     return size // _CRUDE_TOKEN_CHARS, 0, len(text) * _MAX_CHAR_BYTES
@@ -165,7 +181,9 @@ def _count_crudely(text: str) -> tuple[int, int, int]:
 
 def _count_text(text: str) -> tuple[int, int, int]:
     # The texts of a conversation are counted again with every request that sends it in full.
-    return _count_short(text) if len(text) <= MAX_SHORT_TEXT else _count_uncached(text)
+    if len(text) <= MAX_SHORT_TEXT:
+        return _count_short(text)
+    return _count_uncached(text)
 
 
 def _count_uncached(text: str) -> tuple[int, int, int]:
@@ -182,7 +200,7 @@ _count_short = lru_cache(MAX_CACHED_SHORT)(_count_uncached)
 def count_response(
     outcome: Outcome, plan: RequestPlan, sent: SentTokens | None, *, visible: int = 0
 ) -> TokenCounts | None:
-    """Return the tokens that the server counted for a response, as the base for the next request.
+    """Return the tokens that the server counted for a response, with which the next request's count is compared.
 
     What the response adds to the context is bounded by our count of its visible text. The number of output
     tokens that a server reports is no bound: it includes tokens that are not in the next prompt.
@@ -232,7 +250,9 @@ def bound_visible(plan: RequestPlan, sent: SentTokens | None) -> int:
     if plan.anchor is None:
         return sent.lower
     base = plan.anchor.counted
-    return expected_tokens(base, sent) if base and base.settings == sent.settings else 0
+    if base is None or base.settings != sent.settings:
+        return 0
+    return expected_tokens(base, sent)
 
 
 def judge_usage(usage: Usage | None, base: TokenCounts | None, sent: SentTokens | None) -> Verdict:
@@ -245,14 +265,20 @@ def judge_usage(usage: Usage | None, base: TokenCounts | None, sent: SentTokens 
     """
     if usage is None or usage.input_tokens <= 0 or sent is None:
         return ""
-    remembers = sent.overhead is not None and usage.input_tokens > sent.overhead + sent.upper
-    missing = False
+    has_context = sent.overhead is not None and usage.input_tokens > sent.overhead + sent.upper
+    is_short = False
     if base is not None and base.settings == sent.settings:
         counted = _count_with_cached(usage, base, sent.adds_cached)
-        missing = counted < expected_tokens(base, sent)
-    if missing:
-        return "partial" if remembers else "lost"
-    return "remembered" if remembers else ""
+        is_short = counted < expected_tokens(base, sent)
+    match (has_context, is_short):
+        case (True, True):
+            return "partial"
+        case (False, True):
+            return "lost"
+        case (True, False):
+            return "remembered"
+        case _:
+            return ""
 
 
 def lacks_context(usage: Usage | None, plan: RequestPlan) -> bool:
@@ -263,8 +289,9 @@ def lacks_context(usage: Usage | None, plan: RequestPlan) -> bool:
     if usage is None or usage.input_tokens <= 0:
         return False
     context = plan.source[len(plan.source) - plan.total_blocks :]
-    counts = (measure_blocks(context, crude=crude) for crude in (True, False))
-    return all(_lacks_text(usage, each._replace(share=UNKNOWN_SHARE)) for each in counts)
+    # Crude bounds first: usually they show that nothing is missing, and cost much less.
+    counts = (measure_blocks(context, crude=is_crude) for is_crude in (True, False))
+    return all(_lacks_text(usage, count._replace(share=UNKNOWN_SHARE)) for count in counts)
 
 
 def _lacks_text(usage: Usage, sent: SentTokens) -> bool:
@@ -327,8 +354,9 @@ def _count_with_cached(usage: Usage, base: TokenCounts, adds_cached: bool) -> in
     """
     if usage.cached_tokens > usage.input_tokens:
         return usage.input_tokens + usage.cached_tokens
-    growth = max(usage.cached_tokens - base.cached, 0) if adds_cached else 0
-    return usage.input_tokens + growth
+    if not adds_cached:
+        return usage.input_tokens
+    return usage.input_tokens + max(usage.cached_tokens - base.cached, 0)
 
 
 def _changes_count(body: Mapping[str, Any]) -> bool:
