@@ -148,7 +148,9 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
         tokens=sum_tokens(groups),
         cost=combine_costs(cost for model_costs in costs.values() for cost in model_costs),
         latency=latencies.get(("", ""), Latency()),
-        models=tuple(sorted(stats, key=lambda each: (-each.requests, each.provider, each.model))),
+        models=tuple(
+            sorted(stats, key=lambda model: (-model.requests, model.provider, model.model))
+        ),
         cache=sum_cache_use(groups),
     )
 
@@ -179,8 +181,8 @@ def _collect_buckets(
             listed[index],
             **sum_outcomes(groups),
             **sum_sends(groups),
-            fallbacks=sum(each.responses for each in groups if each.is_fallback),
-            healed=sum(each.responses for each in groups if each.healed),
+            fallbacks=sum(group.responses for group in groups if group.is_fallback),
+            healed=sum(group.responses for group in groups if group.healed),
             cache=sum_cache_use(groups),
             cost=combine_costs(costs[position]),
             latency=latencies.get(position, Latency()),
@@ -296,12 +298,14 @@ def count_requests(
         full=accepted - sends["chained"],
         statuses=_count_by("status", groups),
         modes=_count_by("mode", groups),
-        failures=_count_by("status", [each for each in groups if each.has_failed]),
+        failures=_count_by("status", [group for group in groups if group.has_failed]),
         sends=_count_by("send_label", groups),
-        fallbacks=_count_by("reason", [each for each in groups if each.is_fallback]),
-        healed=_count_by("healed", [each for each in groups if each.healed]),
+        fallbacks=_count_by("reason", [group for group in groups if group.is_fallback]),
+        healed=_count_by("healed", [group for group in groups if group.healed]),
         forgotten=int(forgotten),
-        without_id=sum(each.responses for each in groups if each.is_answered and not each.has_id),
+        without_id=sum(
+            group.responses for group in groups if group.is_answered and not group.has_id
+        ),
         **_sum_members(groups, *_SIZES),
     )
 
@@ -309,18 +313,18 @@ def count_requests(
 def sum_outcomes(groups: Sequence[ResponseGroup]) -> dict[str, Any]:
     """Return the members that the statistics of models, conversations and intervals have in common."""
     return {
-        "requests": sum(each.responses for each in groups),
-        "succeeded": sum(each.responses for each in groups if each.is_answered),
-        "failed": sum(each.responses for each in groups if each.has_failed),
-        "resent": sum(each.responses for each in groups if each.is_resent),
+        "requests": sum(group.responses for group in groups),
+        "succeeded": sum(group.responses for group in groups if group.is_answered),
+        "failed": sum(group.responses for group in groups if group.has_failed),
+        "resent": sum(group.responses for group in groups if group.is_resent),
         "tokens": sum_tokens(groups),
     }
 
 
 def sum_sends(groups: Sequence[ResponseGroup]) -> dict[str, Any]:
     """Return how many requests were chained or refused, and the bytes that were sent and saved."""
-    chained = sum(each.responses for each in groups if each.is_chained)
-    refused = sum(each.responses for each in groups if each.is_refused)
+    chained = sum(group.responses for group in groups if group.is_chained)
+    refused = sum(group.responses for group in groups if group.is_refused)
     return {
         "chained": chained,
         "refused": refused,
@@ -331,7 +335,7 @@ def sum_sends(groups: Sequence[ResponseGroup]) -> dict[str, Any]:
 def _sum_members(groups: Iterable[ResponseGroup], *names: str) -> dict[str, Any]:
     """Return the sum of each of these members."""
     listed = list(groups)
-    return {name: sum(getattr(each, name) for each in listed) for name in names}
+    return {name: sum(getattr(group, name) for group in listed) for name in names}
 
 
 def measure_chains(tx: Tx, selection: Selection, days: DayRange | None) -> Chains:
@@ -425,14 +429,14 @@ def sum_tokens(groups: Iterable[ResponseGroup]) -> Tokens:
 def sum_cache_use(groups: Sequence[ResponseGroup]) -> CacheUse:
     """Sum predicted and actual cached tokens, and the dollars that they saved."""
     names = ("predictions", "predicted_tokens", "predicted_cached_tokens", "cache_write_tokens")
-    saved = round(sum(each.cache_savings for each in groups), ROUND_DIGITS)
+    saved = round(sum(group.cache_savings for group in groups), ROUND_DIGITS)
     return CacheUse(*_sum_members(groups, *names).values(), saved=saved)
 
 
 def _count_by(name: str, groups: Iterable[ResponseGroup]) -> tuple[Count, ...]:
     counts: Counter[str] = Counter()
-    for each in groups:
-        counts[getattr(each, name)] += each.responses
+    for group in groups:
+        counts[getattr(group, name)] += group.responses
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return tuple(Count(value, count) for value, count in ordered)
 
@@ -500,7 +504,7 @@ def combine_costs(costs: Iterable[Cost]) -> Cost:
     """Return the total cost."""
     listed = list(costs)
     return Cost(
-        round(sum(each.dollars for each in listed), ROUND_DIGITS),
-        sum(each.priced for each in listed),
-        sum(each.unpriced for each in listed),
+        round(sum(cost.dollars for cost in listed), ROUND_DIGITS),
+        sum(cost.priced for cost in listed),
+        sum(cost.unpriced for cost in listed),
     )

@@ -33,7 +33,7 @@ class Setting:
 
     name: str
     default: Scalar
-    """Its type is that of the setting."""
+    """Its type is the type of the setting."""
     help: str
     choices: tuple[str, ...] = ()
     minimum: float | None = None

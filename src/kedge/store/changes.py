@@ -101,7 +101,7 @@ def update_with(
 
 
 def _drop_own_mode(tx: Tx, row: ConversationRow) -> None:
-    """Add a node without a mode of its own, which precedes that of the conversation, if the head has one."""
+    """Add a node without a mode of its own if the head has one, which would precede the mode of the conversation."""
     head = get_node(tx, row)
     state = encode_without_mode(head.memory)
     if state != head.memory:

@@ -192,9 +192,10 @@ def select_titled(tx: Tx, title: str) -> ConversationRow | None:
 def select_old(
     tx: Tx, now: float, *, age: float | None, tag: str | None = None, number: int | None = None
 ) -> list[ConversationRow]:
-    """Return the conversations, or the one with a number, that did not change for ``age`` seconds.
+    """Return the conversations that did not change for ``age`` seconds.
 
-    Without an age, those that expired by their ``ttl`` or whose scheduled deletion is due.
+    Without an age, return the conversations that expired by their ``ttl`` or whose scheduled deletion is due. With a
+    number, only that conversation is considered.
     """
     if age is None:
         condition = f"({_IS_EXPIRED} OR c.delete_at <= ?)"

@@ -31,9 +31,9 @@ WHERE n.expires_at IS NOT NULL AND n.status NOT IN ('in_progress', 'queued') AND
 async def delete_old(
     database: Database, now: float, *, age: float | None, tag: str | None = None
 ) -> list[str]:
-    """Delete conversations one by one, except those that are changed meanwhile; return their ids.
+    """Delete conversations one by one, except for conversations that change meanwhile; return their ids.
 
-    The arguments are those of `conversations.select_old`.
+    See `conversations.select_old` for the arguments.
     """
     deleted: list[str] = []
     groups: set[int] = set()

@@ -76,8 +76,8 @@ WHERE n.tree = ? AND n.branch = line.branch AND n.id <= line.node AND r.node = n
 _IS_ABOVE = f"""{_LINE_CTE}
 SELECT 1 FROM line JOIN nodes n ON n.branch = line.branch AND n.id <= line.node WHERE n.id = ?
 """
-# For the newest edits of a tree: the first blocks that differ, of the edit and of its parent. The walk is that of the
-# path query, from the ends of both paths to the branch with the first of these blocks.
+# For the newest edits of a tree: the first blocks that differ, of the edit and of its parent. The walk is the same as in
+# the path query, from the ends of both paths to the branch with the first of these blocks.
 _SELECT_CHANGED = """
 WITH RECURSIVE edits AS (
     SELECT id, parent, kept FROM nodes WHERE tree = ? AND kind = 'edited' ORDER BY id DESC LIMIT ?
@@ -189,7 +189,7 @@ def load_turn(
 def _load_anchors_after(
     tx: Tx, end: Node, retention: float | None, *, known: Node, turn: Turn
 ) -> Sequence[AnchorRecord]:
-    """Return the anchors at a node, reading only those of later nodes if the Turn of a known node has the others."""
+    """Return the anchors at a node, reading only later records if the Turn of a known node has the earlier ones."""
     is_above = bool(tx.rows(_IS_ABOVE, (end.id, known.id)))
     if not is_above or has_changes(end.memory):
         return _load_anchors(tx, end, retention)
@@ -286,7 +286,7 @@ def list_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
 def find_unanswered_after(
     tx: Tx, conversation: ConversationRow, node: int
 ) -> list[UnansweredQuestion]:
-    """Return those of the pending questions that follow directly after a node, or are this node."""
+    """Return the pending questions that follow directly after a node, and the node itself if it is one."""
     return find_unanswered(tx, conversation, get_node(tx, conversation, node))
 
 

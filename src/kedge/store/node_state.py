@@ -108,7 +108,7 @@ def decode_changes(text: str, retention: float | None = None) -> AnchorChanges:
 
 
 def decode_mode(text: str | None, mode: Mode | None) -> Mode | None:
-    """Return the mode at a node: its own, or else that of its conversation."""
+    """Return the mode at a node: its own, or else the mode of its conversation."""
     own_mode = _decode(text).get("mode")
     return own_mode if own_mode in MODES else mode
 
@@ -130,7 +130,7 @@ def decode_node_state(
 
 
 def _find_newest_id(anchors: Sequence[AnchorRecord]) -> str:
-    """Return the id of the newest completed response; of several at the same time, that of the last one."""
+    """Return the id of the newest completed response; of several at the same time, the last in the list."""
     completed = [anchor for anchor in reversed(anchors) if anchor.status == "completed"]
     if not completed:
         return ""

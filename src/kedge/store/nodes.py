@@ -48,7 +48,7 @@ WITH RECURSIVE path (branch, stop) AS (
 """
 MAX_NUMBER_LENGTH = 100
 """How many digits of a node's number are read; Python rejects thousands of them."""
-# A child starts a branch, or has no blocks any more, or is the one that continues the branch of its parent.
+# A child starts a branch, has no blocks any more, or continues the branch of its parent.
 _SELECT_CHILDREN = f"""
 SELECT {NODE_COLUMNS} FROM nodes n
 WHERE n.parent = ? AND n.parent > 0 AND (n.branch = n.id OR n.kept = n.length) AND n.tree = ?
@@ -97,7 +97,7 @@ def get_node(tx: Tx, conversation: ConversationRow, node: int | None = None) -> 
 
 
 def missing_node(node: object) -> NotInStore:
-    """Return the error for a number that is not that of a node of the tree."""
+    """Return the error for a number that no node of the tree has."""
     return NotInStore(f"there is no node {describe_value(node)} in this conversation")
 
 
@@ -108,7 +108,7 @@ def select_tree(tx: Tx, tree: int) -> list[Node]:
 
 
 def list_nodes(tx: Tx, conversation: ConversationRow) -> list[Node]:
-    """Return every node of the conversation's tree in order, including those of its forks."""
+    """Return every node of the conversation's tree in order, including the nodes of its forks."""
     return select_tree(tx, conversation.tree)
 
 

@@ -258,7 +258,7 @@ SCHEMA = Schema(
 
 
 def read_schema_version(tx: Tx, name: str = "this database") -> int:
-    """Return the version of the schema; 0 for a database without tables, except those of a server.
+    """Return the version of the schema; 0 for a database without tables, except for tables of a server.
 
     Raises:
         CannotOpenStore: There are other tables.

@@ -105,7 +105,7 @@ NOT_FAILED_STATUSES: tuple[ResponseStatus, ...] = (*ANSWERED_STATUSES, "cancelle
 """The statuses of requests that did not fail: answered, stopped by the user, or not finished."""
 _FAILED_CONDITIONS = (*(f"status <> '{each}'" for each in NOT_FAILED_STATUSES), "is_resent = 0")
 FAILED_SQL = " AND ".join(_FAILED_CONDITIONS)
-"""The condition of `has_failed`; it includes that of the index `responses_failed`, as written there."""
+"""The condition of `has_failed`; it includes the condition of the index `responses_failed`, as written there."""
 
 
 def has_failed(status: str, *, is_resent: bool) -> bool:

@@ -54,7 +54,7 @@ def release_object(tx: Tx, scope: str, object_id: str, last: str, *, owner: str)
 
 
 def disown_objects(tx: Tx, memories: Iterable[str | None]) -> None:
-    """Let the objects of deleted nodes count as unused now, except those that are in use."""
+    """Let the objects of deleted nodes count as unused now, except for objects in use."""
     ends = _read_ends(memories)
     if not ends:
         return

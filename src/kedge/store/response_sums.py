@@ -74,7 +74,7 @@ SUMS = _COLUMNS[_COLUMNS.index("responses") :]
 """The sums of a group."""
 _FLOATS = ("cache_savings", "cost")
 
-# The key columns of each table of sums, and those that are added up. A view has the part of each response.
+# The key columns of each table of sums, and the columns that are added up. A view has the part of each response.
 _TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "response_sums": (("namespace", "day", *KEYS), SUMS),
     "latency_counts": (
@@ -220,7 +220,7 @@ def _reset(tx: Tx) -> None:
 
 
 def check_sums(tx: Tx) -> list[Damage]:
-    """Return the tables whose sums differ from those of the stored responses."""
+    """Return the tables whose sums differ from the sums of the stored responses."""
     problem = "its sums are not those of the responses; gc() repairs them"
     return [Damage(table, problem) for table in _TABLES if _has_difference(tx, table)]
 

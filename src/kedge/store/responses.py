@@ -279,7 +279,7 @@ _COLUMN_TYPES: dict[str, Callable[[Any], Any]] = {
     "omitted": _encode_list,
 }
 _CONVERTERS = {RESPONSE_COLUMNS.index(name): convert for name, convert in _COLUMN_TYPES.items()}
-"""What converts the value of a member to that of its column, by the position of the column."""
+"""Converts the value of a member to the value of its column, by the position of the column."""
 
 
 TABLES: dict[str, tuple[str, ...]] = {
@@ -331,7 +331,7 @@ def insert_record(
 
 
 def move_exchanges(tx: Tx, node: int, to: int) -> None:
-    """Move the exchanges of a node to the one that has its response now."""
+    """Move the exchanges of a node to the node that has its response now."""
     tx.run("UPDATE exchanges SET node = ? WHERE node = ?", (to, node))
 
 

@@ -423,7 +423,7 @@ SELECT
     COALESCE(r.cost, 0.0) AS cost
 FROM responses r JOIN conversations c ON c.number = r.conversation;
 
--- The duration of an answer, and that of its first token, rounded to three digits to limit the number of rows.
+-- The durations of an answer and of its first token, rounded to three digits to limit the number of rows.
 CREATE VIEW latency_counts_parts AS
 SELECT
     r.node,

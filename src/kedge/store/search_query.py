@@ -35,7 +35,7 @@ _QUERY_PART = re.compile(r'(?P<minus>(?<!\S)-)?(?:"(?P<phrase>[^"]*)"?|(?P<plain
 
 
 class TextIndex(Struct, frozen=True):
-    """The statements of a full-text index; in those of a table, ``{}`` is the number of its group."""
+    """The statements of a full-text index; ``{}`` in a table's name is the number of its group."""
 
     texts_per_group: int
     """The number of consecutive blocks that share a table of the index."""

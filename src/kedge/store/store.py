@@ -80,8 +80,8 @@ class Store(AsyncResource):
     Methods that take a `ConversationRow` raise `NotInStore` if that
     conversation was deleted since the row was read, also if another one has its id now.
 
-    A store contains the conversations of one namespace: the default one, or that of `use_namespace`. Those of
-    other namespaces do not exist for any of its methods.
+    A store contains the conversations of one namespace: the default namespace, or the one of `use_namespace`.
+    Conversations of other namespaces do not exist for any of its methods.
 
     Args:
         database: The open database, with the current schema.
@@ -722,7 +722,7 @@ class Store(AsyncResource):
             response: The response of the node.
             memory: The state of the conversation at this node.
             data: Data of the Turn at this node.
-            changes: How the anchor records of the Turn differ from those of the responses on the path.
+            changes: How the anchor records of the Turn differ from the records of the responses on the path.
             telemetry: The incidents, tool runs and exchanges to store with it.
             head: The node at which the head must be; it is moved from there to the new node.
             key: The idempotency key of the question, if the node is one.
@@ -866,7 +866,7 @@ class Store(AsyncResource):
 
     @checked
     async def tree(self, conversation: ConversationRow) -> list[Node]:
-        """Return every node of the conversation's tree in order, including those of its forks."""
+        """Return every node of the conversation's tree in order, including the nodes of its forks."""
         return await self.read_in(conversation, nodes.list_nodes)
 
     @checked
@@ -906,7 +906,7 @@ class Store(AsyncResource):
     async def unanswered_after(
         self, conversation: ConversationRow, node: int
     ) -> list[UnansweredQuestion]:
-        """Return those of the pending questions that follow directly after a node, or are this node.
+        """Return the pending questions that follow directly after a node, and the node itself if it is one.
 
         Raises:
             NotInStore: The conversation was deleted, or its tree has no such node.
@@ -1062,7 +1062,7 @@ class Store(AsyncResource):
             lease: Seconds for which the claim is valid, by the database's clock.
 
         Returns:
-            The claim: that of the caller, of another caller, or of a completed turn.
+            The claim of the caller, of another caller, or of a completed turn.
 
         Raises:
             KeyReused: The key belongs to another request.

@@ -302,24 +302,31 @@ def _build_summary(
     unanswered = find_unanswered(tx, row, head)
     first_bodies = load_bodies(tx, head, 0, FIRST_BLOCKS, PREVIEW_CHARS)
     last_bodies = load_bodies(tx, head, head.length - LAST_BLOCKS, head.length, PREVIEW_CHARS)
-    costs = [each.cost for each in responses if each.cost is not None]
-    ends = [each.expires_at for each in responses if each.is_usable and each.expires_at is not None]
+    costs = [response.cost for response in responses if response.cost is not None]
+    ends = [
+        response.expires_at
+        for response in responses
+        if response.is_usable and response.expires_at is not None
+    ]
     return ConversationSummary(
         row,
         first_words=_first_preview(first_bodies, UserBlock) or _read_first_question(tx, row),
         last_answer=_first_preview(last_bodies[::-1], AssistantBlock),
         responses=len(responses),
-        failed=sum(has_failed(each.status, is_resent=bool(each.is_resent)) for each in responses),
-        lost=sum(each.status == "lost" for each in responses),
+        failed=sum(
+            has_failed(response.status, is_resent=bool(response.is_resent))
+            for response in responses
+        ),
+        lost=sum(response.status == "lost" for response in responses),
         forks=int(forks),
-        input_tokens=sum(each.input_tokens or 0 for each in responses),
-        cached_tokens=sum(each.cached_tokens or 0 for each in responses),
-        output_tokens=sum(each.output_tokens or 0 for each in responses),
+        input_tokens=sum(response.input_tokens or 0 for response in responses),
+        cached_tokens=sum(response.cached_tokens or 0 for response in responses),
+        output_tokens=sum(response.output_tokens or 0 for response in responses),
         cost=sum(costs) if costs else None,
-        median_seconds=median(each.seconds for each in responses) if responses else None,
+        median_seconds=median(response.seconds for response in responses) if responses else None,
         expires_at=max(ends, default=None),
         relied_until=_compute_relied_until(row, responses),
-        model=max((each.model for each in responses), default=""),
+        model=max((response.model for response in responses), default=""),
         unanswered=unanswered[-1].status if unanswered else "",
     )
 
@@ -334,12 +341,12 @@ def _compute_relied_until(row: ConversationRow, responses: Sequence[_Response]) 
     """Return the time until which the last of the completed responses is relied on."""
     ends = [
         relied_until(
-            each.created_at,
-            limit_expiry(each.created_at, each.expires_at, row.retention),
-            each.root_created_at,
+            response.created_at,
+            limit_expiry(response.created_at, response.expires_at, row.retention),
+            response.root_created_at,
         )
-        for each in responses
-        if each.is_usable
+        for response in responses
+        if response.is_usable
     ]
     return max((end for end in ends if end is not None), default=None)
 

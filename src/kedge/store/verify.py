@@ -103,7 +103,7 @@ def check_responses(tx: Tx, after: int) -> list[Damage]:
 
 
 _OWNED = {"claims": "t.key", "tags": "t.tag", **dict.fromkeys(TABLES, "t.id")}
-# Columns that refer to another one, those that identify their row, and the description of a missing row.
+# Each column that refers to another one: the column it refers to, what identifies its row, and a description.
 _TARGETS = {
     "links.block": ("blocks.id", "t.branch, t.place", "position {1} of branch {0}: its block"),
     "links.branch": ("nodes.id", "t.branch", "branch {0}: its first node"),

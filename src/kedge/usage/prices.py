@@ -179,7 +179,7 @@ class Prices:
 
     @lru_cache(MAX_CACHED_MODELS)  # noqa: B019 - a process has few tables
     def _find_entries(self, provider: str, model: str) -> tuple[Price, ...]:
-        """Return the entries for a model, those of the first table first, and of each table the most specific one."""
+        """Return the entries for a model in the order of the tables, the most specific entry of each table first."""
         entries: list[Price] = []
         for table in self.tables:
             matching = [
@@ -232,7 +232,7 @@ def sum_costs(costs: Sequence[float | None]) -> float | None:
 
 @checked
 def load_prices(path: str | Path | None = None) -> Prices:
-    """Load the prices of the package, and those of a file, which take precedence.
+    """Load the prices of the package, and the prices of a file, which take precedence.
 
     Args:
         path: The file; by default there is none.
@@ -250,7 +250,7 @@ def load_prices(path: str | Path | None = None) -> Prices:
 
 
 def current_prices() -> Prices:
-    """Return the prices of this process: those of the package and of ``KEDGE_PRICES``."""
+    """Return the prices of this process: of the package and of ``KEDGE_PRICES``."""
     return _load_cached(os.environ.get(PRICES_ENV, "").strip() or None)
 
 

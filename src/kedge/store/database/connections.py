@@ -1,7 +1,7 @@
 """Connections to PostgreSQL: a pool of them, each with a limit for the time that the server may take to answer.
 
 A server can stop answering without closing a connection: its process was stopped, or the network drops
-packets. Timers of the server do not help then, and neither do those of TCP if the other kernel still
+packets. Timers of the server do not help then, and neither do timers of TCP if the other kernel still
 acknowledges. So the client itself limits each wait, and closes the connection at its end.
 """
 

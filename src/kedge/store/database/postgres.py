@@ -67,7 +67,7 @@ POSTGRESQL = Dialect(
 
 
 def is_postgresql(address: str) -> bool:
-    """Return whether an address is that of a PostgreSQL database."""
+    """Return whether an address names a PostgreSQL database."""
     return address.startswith(("postgresql://", "postgres://"))
 
 

@@ -55,13 +55,13 @@ SELECT id, node FROM kedge_server_conversations c WHERE NOT EXISTS
 
 
 def has_other_tables(tx: Tx) -> bool:
-    """Return whether there are tables of another program: those that are not of a server, and there is no store."""
+    """Return whether there are tables of another program: neither of a server nor of a store."""
     names = {name for (name,) in tx.rows(tx.dialect.list_tables)}
     return STORE_TABLE not in names and any(not name.startswith(SERVER_PREFIX) for name in names)
 
 
 def create_response_tables(tx: Tx, convert: Callable[[str], str] = str) -> None:
-    """Create the tables of a server, or with `use_practice_tables` those of a store."""
+    """Create the tables of a server, or with `use_practice_tables` the tables of a store."""
     for statement in read_statements("kedge.store.database", f"responses.{tx.dialect.name}.sql"):
         tx.run(convert(statement))
 

@@ -1,5 +1,5 @@
--- The tables of responses in SQLite; see responses.py. A change here raises the numbers of both schemas: that of the
--- server and that of the store.
+-- The tables of responses in SQLite; see responses.py. A change here raises the schema numbers of both
+-- the server and the store.
 
 CREATE TABLE kedge_server_nodes (
     id INTEGER PRIMARY KEY,

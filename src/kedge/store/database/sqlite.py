@@ -156,9 +156,8 @@ class SQLiteDatabase(Database):
         """Begin without threads and connections, in a forked process; a database in memory was copied to it."""
         if self.path != MEMORY:
             self._connections.close.detach()
-            inherited.append(
-                self._connections.opened
-            )  # those of transactions that did not end in time
+            # Transactions that did not end in time have connections.
+            inherited.append(self._connections.opened)
             self._files.forget_journal()
             self._connections = _Connections()
         self._locks = _Locks()
@@ -373,11 +372,11 @@ class _Connections:
         self.close = weakref.finalize(self, _close_all, self.opened)
 
     def find(self, *, inline: bool) -> sqlite3.Connection | None:
-        """Return the connection for small transactions, or that of this thread, if it is open."""
+        """Return the connection for small transactions, or the connection of this thread, if it is open."""
         return self._inline if inline else getattr(self._of_thread, "connection", None)
 
     def add(self, connection: sqlite3.Connection, *, inline: bool) -> None:
-        """Add the connection for small transactions, or that of this thread."""
+        """Add the connection for small transactions, or the connection of this thread."""
         self.opened.append(connection)
         if inline:
             self._inline = connection

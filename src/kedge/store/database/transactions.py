@@ -147,7 +147,7 @@ class Workers:
         self._executor = ThreadPoolExecutor(limit, name)
 
     def restart(self) -> None:
-        """Begin without threads, in a forked process, which has none of those of the other one."""
+        """Begin without threads, in a forked process, which has only the thread that forked."""
         self._executor = ThreadPoolExecutor(self._limit, self._name)
 
     async def run(self, runner: Callable[[A], T], work: A) -> T:
