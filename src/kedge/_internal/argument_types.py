@@ -13,7 +13,7 @@ value in place of a Turn or block raises ``InvalidTurn``.
 import collections.abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial, wraps
-from inspect import Parameter, Signature, iscoroutinefunction, signature
+from inspect import Parameter, iscoroutinefunction, signature
 from itertools import chain
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
@@ -77,21 +77,26 @@ def checked_except(*names: str) -> Callable[[F], F]:
 def _check_call(
     parameters: "_Parameters", args: Sequence[object], kwargs: Mapping[str, object]
 ) -> None:
-    """Raise an error for the first argument of a call that has a wrong type."""
-    try:
-        arguments = parameters.signature.bind(*args, **kwargs).arguments
-    except TypeError:  # the call itself raises an error that names the function
-        return
-    for name, value in arguments.items():
-        values = value if name == parameters.variadic else (value,)
-        for each in values:
-            check_kind(name, each, parameters.kinds.get(name, ()))
+    """Raise an error for the first argument of a call that has a wrong type.
+
+    A call with too many or too few arguments raises its own error later. ``Signature.bind`` would take as long as the
+    rest of a small call.
+    """
+    kinds = parameters.kinds
+    for name, value in zip(parameters.positional, args, strict=False):
+        check_kind(name, value, kinds.get(name, ()))
+    if parameters.variadic:
+        for value in args[len(parameters.positional) :]:
+            check_kind(parameters.variadic, value, kinds.get(parameters.variadic, ()))
+    for name, value in kwargs.items():
+        check_kind(name, value, kinds.get(name, ()))
 
 
 class _Parameters(NamedTuple):
     """The parameters of a function, and what they accept."""
 
-    signature: Signature
+    positional: tuple[str, ...]
+    """The names of the parameters for single positional arguments, in their order."""
     kinds: Mapping[str, _Kinds]
     """The kinds of values of each parameter that is checked."""
     variadic: str
@@ -101,17 +106,19 @@ class _Parameters(NamedTuple):
 @cache
 def _read_parameters(function: Callable[..., Any], unchecked: tuple[str, ...]) -> _Parameters:
     """Return the parameters of a function; only its first call reads them: most functions are never called."""
-    parsed = signature(function)
+    parameters = signature(function).parameters.values()
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    names = tuple(parameter.name for parameter in parameters if parameter.kind in positional)
     kinds: dict[str, _Kinds] = {}
     variadic = ""
-    for parameter in parsed.parameters.values():
+    for parameter in parameters:
         is_options = parameter.kind is Parameter.VAR_KEYWORD  # which ``check_members`` checks
         if is_options or parameter.name in unchecked:
             continue
         kinds[parameter.name] = list_kinds(parameter.annotation)
         if parameter.kind is Parameter.VAR_POSITIONAL:
             variadic = parameter.name
-    return _Parameters(parsed, kinds, variadic)
+    return _Parameters(names, kinds, variadic)
 
 
 def check_members(values: Mapping[str, object], form: type) -> None:

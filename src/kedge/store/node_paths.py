@@ -76,7 +76,7 @@ WHERE n.tree = ? AND n.branch = line.branch AND n.id <= line.node AND r.node = n
 _IS_ABOVE = f"""{_LINE_CTE}
 SELECT 1 FROM line JOIN nodes n ON n.branch = line.branch AND n.id <= line.node WHERE n.id = ?
 """
-# For the newest edits of a tree: the first blocks that differ, of the edit and of its parent. The walk is the same as in
+# For the newest edits of a tree: the first blocks that differ, of the edit and of its parent. The walk is the one of
 # the path query, from the ends of both paths to the branch with the first of these blocks.
 _SELECT_CHANGED = """
 WITH RECURSIVE edits AS (
