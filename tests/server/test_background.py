@@ -90,7 +90,8 @@ def test_running_and_queued_responses_are_limited(model: GatedModel) -> None:
     """Responses above the limit are queued; one that does not fit in the queue is rejected."""
     limits = Limits(background_running=1, background_waiting=1, shutdown_seconds=1)
     with serve(model=model, limits=limits) as server, open_client(server) as http:
-        first, second = create_response(http, "wait 1"), create_response(http, "wait 2")
+        first = create_response(http, "wait 1")
+        second = create_response(http, "wait 2")
         check_response_object(second)
         assert (second["status"], second["background"], second["output"]) == ("queued", True, [])
         wait_for(http, first, "in_progress")

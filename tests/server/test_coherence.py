@@ -232,7 +232,8 @@ def test_context_in_parts_gives_the_same_result(
 @given(st.lists(st.lists(st.integers(0, 60).map(str), max_size=6), max_size=60))
 def test_id_set_versions_are_immutable(batches: list[list[str]]) -> None:
     """Each version contains exactly the ids that were added up to it."""
-    versions, expected_ids = [IdSet()], [set[str]()]
+    versions = [IdSet()]
+    expected_ids = [set[str]()]
     for batch in batches:
         versions.append(versions[-1].add(batch))
         expected_ids.append(expected_ids[-1] | set(batch))

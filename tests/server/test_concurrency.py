@@ -13,7 +13,8 @@ from server.waiting import TIMEOUT, wait_until_async
 from server.websocket_client import connect_client, response_text
 
 COUNT = 10
-LENGTH, CHUNK = 1_200, "word " * 1_000
+LENGTH = 1_200
+CHUNK = "word " * 1_000
 """An answer of 6 MB: larger than what the server's system sends ahead, and the slow reader's receives."""
 RECEIVE_BYTES = 65_536
 """The receive buffer of the slow reader; systems enlarge others, some to 32 MB."""

@@ -151,7 +151,8 @@ def test_a_replaced_file_is_noticed(tmp_path: Path, change: Callable[[Path], Non
 
 def test_a_file_that_is_replaced_while_a_model_writes_stores_nothing(tmp_path: Path) -> None:
     """The answer of a model that began before is not acknowledged, and neither is the end of its stream."""
-    path, model = tmp_path / "server.db", GatedModel()
+    path = tmp_path / "server.db"
+    model = GatedModel()
     with serve(db=str(path), model=model) as server, open_client(server) as http:
         body = {"model": "m", "input": "wait for it", "stream": True}
         with http.stream("POST", "/v1/responses", json=body) as stream:

@@ -91,7 +91,8 @@ def test_prefixes_of_a_long_chain_are_renewed() -> None:
     for length in range(1, 90):
         cache.read(prompt(length))
     assert read == 2 * 89 - 1
-    now, read = 90.0, 0
+    now = 90.0
+    read = 0
     cache.read(prompt(90))
     assert read == 90
     now = 680.0
@@ -100,15 +101,19 @@ def test_prefixes_of_a_long_chain_are_renewed() -> None:
     assert cache.read([(digests[1], 2050)]) == 0
 
 
-def test_the_cache_is_bounded(monkeypatch: Any) -> None:
-    """A prefix is found from a breakpoint at most 20 blocks later, and the least recently used ones are dropped."""
+def test_a_prefix_is_found_from_a_breakpoint_near_it() -> None:
+    """A breakpoint is at most 20 blocks after it."""
     digests = [bytes([number]) for number in range(60)]
     cache = PromptCache(lambda: 0.0)
     assert cache.read_breakpoints(digests, [Breakpoint(5, 3000, 300)], 1024) == (0, 3000)
     assert cache.read_breakpoints(digests, [Breakpoint(24, 5000, 300)], 1024) == (3000, 2000)
     assert cache.read_breakpoints(digests, [Breakpoint(50, 9000, 300)], 1024) == (0, 9000)
-    monkeypatch.setattr(prompt_cache, "MAX_ENTRIES", 2)
-    cache = PromptCache(lambda: 0.0)
-    for digest in digests[:3]:
+
+
+def test_the_least_recently_used_prefix_is_dropped() -> None:
+    """The cache has a maximum number of prefixes."""
+    digests = [bytes([number]) for number in range(3)]
+    cache = PromptCache(lambda: 0.0, max_entries=2)
+    for digest in digests:
         cache.read([(digest, 2048)])
     assert [cache.read([(digests[at], 2048)]) for at in (0, 2)] == [0, 2048]

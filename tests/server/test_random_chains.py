@@ -149,7 +149,8 @@ def test_server_and_model_agree_on_every_chain(
     server: TestServer, http: httpx.Client, plans: list[dict[str, Any]]
 ) -> None:
     """Server and model agree on forks, tool calls, repeated items, references and deleted responses."""
-    plain, response_ids = ServerModel(), list[str]()
+    plain = ServerModel()
+    response_ids = list[str]()
     for plan in plans:
         alive = [one for one in response_ids if one not in plain.unavailable]
         several = alive if alive and plan["parent"] <= 10 else response_ids

@@ -155,7 +155,8 @@ def test_no_server_sees_the_end_of_a_response_in_a_locked_conversation(
     one, other = replicas
     id_ = one.create_conversation()
     response = one.create("wait", conversation=id_, background=True)
-    unlock, seen = PostgresServerDatabase.unlock_conversation, list[str]()
+    unlock = PostgresServerDatabase.unlock_conversation
+    seen = list[str]()
 
     def unlock_later(database: PostgresServerDatabase, name: str) -> None:
         seen.append(other.retrieve(response["id"])["status"])

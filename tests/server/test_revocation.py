@@ -9,7 +9,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from kedge._internal.access_tokens import AccessToken
 from kedge.errors import StoreBusy, StoreReplaced
-from kedge.server import revocation
 from kedge.server.access import Grant
 from kedge.server.revocation import RevocationWatch
 from server.waiting import TIMEOUT
@@ -41,7 +40,8 @@ def reject(_: Scope) -> Response:
 
 def make_watch(*results: bool | Exception) -> RevocationWatch:
     """Return a watch whose checks have the given results."""
-    return RevocationWatch(Policy(*results), reject)  # pyright: ignore[reportArgumentType]
+    policy: Any = Policy(*results)
+    return RevocationWatch(policy, reject, check_seconds=0.0)
 
 
 async def run(
@@ -62,12 +62,6 @@ async def run(
     async with asyncio.timeout(TIMEOUT):
         await watch.run(app, GRANT, {"type": kind}, receive, send)
     return sent
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check tokens without a pause."""
-    monkeypatch.setattr(revocation, "CHECK_SECONDS", 0.0)
 
 
 async def test_a_stream_goes_on_until_its_token_is_known_to_be_revoked() -> None:

@@ -36,7 +36,8 @@ async def test_a_slow_socket_slows_the_writer_down_and_loses_nothing() -> None:
     socket = FakeSocket()
     socket.open.clear()
     order: list[str] = []
-    sent, leaving = asyncio.Event(), asyncio.Event()
+    sent = asyncio.Event()
+    leaving = asyncio.Event()
     large = b"y" * MAX_PENDING_BYTES + b"z"
 
     async def write() -> None:

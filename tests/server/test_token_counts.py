@@ -51,10 +51,8 @@ def test_long_texts_are_counted_in_a_thread(
 ) -> None:
     """A long request and its long answer are each counted once, in a thread, and many short texts too."""
     count = MIN_THREAD_CHARS // len(LINE) + 1
-    text, texts = (
-        f"{api} {stream} {LINE * count}",
-        [f"{api} {stream} {n} {LINE}" for n in range(count)],
-    )
+    text = f"{api} {stream} {LINE * count}"
+    texts = [f"{api} {stream} {n} {LINE}" for n in range(count)]
     with serve(model=GatedModel()) as server:
         send(server, api, [text], stream=stream)
         send(server, api, texts, stream=stream)

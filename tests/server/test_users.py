@@ -344,7 +344,8 @@ def test_reserved_tokens_are_those_that_may_be_used(
     users: Users, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No output is reserved for a response without a model, and nothing remains reserved for a rejected request."""
-    reserve, reserved = users.registry.reserve, list[int]()
+    reserve = users.registry.reserve
+    reserved = list[int]()
 
     async def record(token: AccessToken, tokens: int) -> Any:
         reserved.append(tokens)

@@ -42,7 +42,8 @@ STRICT_SCHEMA = {"type": "object", "additionalProperties": False}
 
 def sample_values(hint: Any, name: str = "") -> list[Any]:
     """Return values of a type: one per choice, and objects with minimal and with all members."""
-    origin, args = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    args = get_args(hint)
     if name in VALUES and (hint in (str, int, float) or type(None) in args):
         return [VALUES[name]]
     if origin is Required:

@@ -18,7 +18,11 @@ from server.conftest import open_client
 from server.waiting import TIMEOUT
 from server.websocket_client import connect_client
 
-TEXT, CONTINUATION, CLOSE, PING, PONG = 0x1, 0x0, 0x8, 0x9, 0xA
+TEXT = 0x1
+CONTINUATION = 0x0
+CLOSE = 0x8
+PING = 0x9
+PONG = 0xA
 FIN = 0x80
 HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n"

@@ -68,12 +68,13 @@ class PromptCache:
 
     Args:
         clock: Returns Unix time.
+        max_entries: The maximum number of cached prefixes.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], max_entries: int = MAX_ENTRIES) -> None:
         self._clock = clock
         self._lock = Lock()  # requests are prepared in the thread of the database, if that has one
-        self._entries = BoundedDict[bytes, _Entry](MAX_ENTRIES)
+        self._entries = BoundedDict[bytes, _Entry](max_entries)
 
     def read(self, prefixes: Iterable[Prefix], lifetime: float = DEFAULT_LIFETIME) -> int:
         """Cache a prompt automatically, and return the number of its tokens that were cached before.

@@ -31,11 +31,18 @@ class RevocationWatch:
     Args:
         policy: Decides whether a token or a session is still valid.
         reject: Returns the response to a request, as JSON, whose token or session ends before it is answered.
+        check_seconds: Seconds between two checks of the tokens with unfinished requests.
     """
 
-    def __init__(self, policy: AccessPolicy, reject: Callable[[Scope], Response]) -> None:
+    def __init__(
+        self,
+        policy: AccessPolicy,
+        reject: Callable[[Scope], Response],
+        check_seconds: float = CHECK_SECONDS,
+    ) -> None:
         self._policy = policy
         self._reject = reject
+        self._check_seconds = check_seconds
         self._watched: dict[Grant, set[WatchedConnection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._checker: asyncio.Task[None] | None = None
@@ -57,7 +64,7 @@ class RevocationWatch:
 
     async def _check_tokens(self) -> None:
         while self._watched:
-            await asyncio.sleep(CHECK_SECONDS)
+            await asyncio.sleep(self._check_seconds)
             for grant, connections in list(self._watched.items()):
                 if not connections:
                     del self._watched[grant]

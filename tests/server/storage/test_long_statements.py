@@ -79,7 +79,8 @@ def test_a_large_response_is_stored_beside_other_requests(
     """While its megabytes are written, the server answers; requests to the database wait for their turn."""
     name = "begin" if stream else "settle"
     method = getattr(ResponseRepository, name)
-    started, may_end = threading.Event(), threading.Event()
+    started = threading.Event()
+    may_end = threading.Event()
     was_stopped: list[bool] = []
 
     def store_slowly(self: ResponseRepository, entry: Any, *args: Any, **options: Any) -> Any:
@@ -111,7 +112,8 @@ def test_a_client_that_leaves_while_its_response_is_stored_cancels_it(
 ) -> None:
     """The response is stored as cancelled after it was stored as in progress."""
     begin = ResponseRepository.begin
-    started, may_end = threading.Event(), threading.Event()
+    started = threading.Event()
+    may_end = threading.Event()
 
     def begin_slowly(self: ResponseRepository, *args: Any, **options: Any) -> None:
         started.set()

@@ -251,7 +251,8 @@ def test_the_oldest_responses_of_a_large_database_are_deleted(
     monkeypatch.setattr(repositories, "PURGE_BATCH_SIZE", 1)
     with running(db=address, max_db_bytes=100_000) as (server, client):
         conversation = client.conversations.create(items=[user_message("x" * 50_000)])
-        old, new = ask(client, "x" * 50_000), ask(client, "new")
+        old = ask(client, "x" * 50_000)
+        new = ask(client, "new")
         assert server.call(lambda service: service.purge()) == 1
         with pytest.raises(NotFoundError):
             client.responses.retrieve(old.id)
