@@ -71,13 +71,24 @@ def test_a_server_that_silently_lost_its_context_is_healed(
     assert answer.output_text == "Your name is Ada."
     report = chain_report(client)
     assert report.healed == {"forgot": 1}
-    posted = [each for each in server.requests if each.method == "POST"]
-    assert [each.sent_bytes for each in report.recent] == [len(each.raw) for each in posted]
-    assert [each.response_id for each in report.recent] == [each.response_id for each in posted]
-    assert [each.healed for each in report.recent] == ["", "", "forgot"]
-    # An answer that was received completely was paid for.
-    assert [bool(each.output_tokens) for each in report.recent] == [True, not stream, True]
     assert (report.requests, report.chained) == (2, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_healed_request_has_two_records(server: TestServer, client: OpenAI, stream: bool) -> None:
+    """Each has the size, the response and the tokens of one request on the wire."""
+    history: list[Any] = []
+    ask(client, history, "My name is Ada.")
+    server.faults.set("forget_silently,echo=no", times=1)
+    ask(client, history, "What is my name?", streaming=stream)
+    report = chain_report(client)
+    posted = [request for request in server.requests if request.method == "POST"]
+    assert [(record.sent_bytes, record.response_id) for record in report.recent] == [
+        (len(request.raw), request.response_id) for request in posted
+    ]
+    assert [record.healed for record in report.recent] == ["", "", "forgot"]
+    # An answer that was received completely was paid for.
+    assert [bool(record.output_tokens) for record in report.recent] == [True, not stream, True]
     assert report.saved_bytes == -report.recent[1].sent_bytes
 
 
@@ -191,7 +202,8 @@ def test_credentials_identify_an_account(
     shared: bool,
 ) -> None:
     """Credentials in headers and in the URL separate accounts; cookies of load balancers change at any time."""
-    index, history = MemoryIndex(), list[Any]()
+    index = MemoryIndex()
+    history = list[Any]()
     chained: list[int] = []
     for named in (one, other):
         headers = dict(named)
@@ -219,7 +231,8 @@ def test_a_deleted_response_is_not_used(client: OpenAI, method: str, chained: in
 
 def test_streams_and_raw_responses_match_the_server(make_client: MakeClient) -> None:
     """Events and raw responses are the same with and without Kedge."""
-    direct, chained = make_client(), chain(make_client(), trust="always")
+    direct = make_client()
+    chained = chain(make_client(), trust="always")
     texts: list[list[str]] = []
     for client in (direct, chained):
         history: list[Any] = [message("One")]

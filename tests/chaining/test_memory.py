@@ -24,7 +24,9 @@ class Program:
     """A program that resends its history, and its server."""
 
     def __init__(self, server: MemoryServer, client: OpenAI, clock: FakeClock) -> None:
-        self.server, self.client, self.clock = server, client, clock
+        self.server = server
+        self.client = client
+        self.clock = clock
         chainer = _find_chainer(client._client)  # pyright: ignore[reportPrivateUsage]
         assert isinstance(chainer, Chainer)
         chainer.clock = chainer.evidence.clock = clock
@@ -238,11 +240,13 @@ def test_a_wrong_echo_disproves_the_context_at_any_time(streaming: bool, echo: s
 
 def test_evidence_is_shared_through_the_index() -> None:
     """A second client chains at once, because the first one has proved the server."""
-    server, index = MemoryServer(lists=False), MemoryIndex()
+    server = MemoryServer(lists=False)
+    index = MemoryIndex()
     with run_program(server, index) as program:
         program.chat(6, streaming=False)
         assert program.chained[-1]
-        url, before = str(program.client.base_url), len(server.bodies)
+        url = str(program.client.base_url)
+        before = len(server.bodies)
         with OpenAI(base_url=url, api_key="k", max_retries=0) as other:
             second = Program(server, chain(other, index=index), program.clock)
             second.history = list(program.history)

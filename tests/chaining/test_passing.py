@@ -138,8 +138,10 @@ class Chunks(httpx2.SyncByteStream, httpx2.AsyncByteStream):
     """The body of a response that arrives in chunks, and may break after them."""
 
     def __init__(self, *chunks: bytes, is_cut: bool = False) -> None:
-        self.chunks, self.is_cut = chunks, is_cut
-        self.count, self.is_closed = 0, False
+        self.chunks = chunks
+        self.is_cut = is_cut
+        self.count = 0
+        self.is_closed = False
 
     def __iter__(self) -> Iterator[bytes]:
         for chunk in self.chunks:
@@ -219,7 +221,8 @@ def test_only_supported_compressions_are_accepted(accepted: str, sent: str) -> N
 
 def test_a_redirected_request_is_planned_for_its_last_address() -> None:
     """A redirect is no answer: each request is reported once, and chained at the address that answers."""
-    new, old = "/v1/responses", "/v1/old/responses"
+    new = "/v1/responses"
+    old = "/v1/old/responses"
     sent: list[tuple[str, int]] = []
 
     def redirect(request: httpx2.Request) -> httpx2.Response:
@@ -240,7 +243,8 @@ def test_a_redirected_request_is_planned_for_its_last_address() -> None:
 
 async def test_a_broken_response_is_closed() -> None:
     """The error has the program's own request, as without Kedge, and the response is closed."""
-    stream, other_stream = Unreadable(), Chunks(is_cut=True)
+    stream = Unreadable()
+    other_stream = Chunks(is_cut=True)
     with make_client(answer_chained(200, stream=stream)) as http:
         post(http, 1)
         with pytest.raises(httpx2.ReadError) as exc_info:
@@ -586,8 +590,11 @@ async def test_a_probe_is_not_recorded_on_the_event_loop() -> None:
 
 async def test_the_event_loop_does_not_wait_for_evidence_that_is_being_written() -> None:
     """While a worker thread writes evidence, the response to another request is received."""
-    index, loop = BlockingIndex(), asyncio.get_running_loop()
-    both_sent, is_saving, is_released = asyncio.Event(), asyncio.Event(), threading.Event()
+    index = BlockingIndex()
+    loop = asyncio.get_running_loop()
+    both_sent = asyncio.Event()
+    is_saving = asyncio.Event()
+    is_released = threading.Event()
     was_released: list[bool] = []
 
     def wait() -> None:

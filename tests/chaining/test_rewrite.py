@@ -217,7 +217,8 @@ def test_members_of_the_output_are_compared(replayed: list[Any], anchor: str) ->
 
 def test_reasoning_of_the_anchor_is_not_sent_again() -> None:
     """Reasoning after the last covered item of a response is on the server, and would be rejected as a duplicate."""
-    index, output = MemoryIndex(), [answer("msg_1", "Hi"), {**REASONING, "id": "rs_1"}]
+    index = MemoryIndex()
+    output = [answer("msg_1", "Hi"), {**REASONING, "id": "rs_1"}]
     add_response(index, send(FIRST), "resp_1", *output)
     request = send(FIRST, *output, {**REASONING, "id": "rs_2"}, ask("And?"))
     decided = rewrite.rewrite(request, index, scope="s", now=2.0)
@@ -229,7 +230,8 @@ def test_a_client_chains_only_on_a_complete_response() -> None:
     """A response on one that is not known to be complete is not indexed; others expire with the first."""
     parent = add_response(MemoryIndex(), send(FIRST), "resp_1", MESSAGE)
     body = {"model": "m", "input": [ask("And?")], "previous_response_id": "resp_1"}
-    request, values = read(json.dumps(body).encode()), {"scope": "s", "now": 5.0}
+    request = read(json.dumps(body).encode())
+    values = {"scope": "s", "now": 5.0}
     outcome = Outcome("completed", blocks=(block_from_item(MESSAGE),), response_id="resp_2")
     entry = index_response(request, outcome, parent=parent, **values)
     assert entry is not None
@@ -283,7 +285,8 @@ def test_free_text_of_a_call_is_compared_as_written(custom: bool, anchor: str) -
 
 def test_members_of_earlier_responses_are_compared() -> None:
     """The entry of a chained response contains the members of the whole context, sent or remembered."""
-    index, parent = MemoryIndex(), None
+    index = MemoryIndex()
+    parent = None
     history: list[Any] = [FIRST]
     for number in (1, 2):
         output = {**MESSAGE, "phase": f"phase {number}"}

@@ -64,7 +64,8 @@ def test_a_transport_of_the_program_is_used_as_before() -> None:
 
 def test_transports_for_some_addresses_are_wrapped_too() -> None:
     """Mounts, with which a client also selects its proxies, share the index; an address without one keeps none."""
-    default, mounted = Recorder(), Recorder()
+    default = Recorder()
+    mounted = Recorder()
     mounts = {"https://api.openai.com": mounted, "https://other.example": None}
     with httpx2.Client(transport=default, mounts=mounts, base_url=URL) as http:
         chain(http)
@@ -80,7 +81,8 @@ def test_transports_for_some_addresses_are_wrapped_too() -> None:
 
 def test_unchain_restores_the_transports() -> None:
     """The client has the objects that it had before, also after it was chained twice."""
-    transport, mounted = Recorder(), Recorder()
+    transport = Recorder()
+    mounted = Recorder()
     with httpx2.Client(transport=transport, mounts={"https://": mounted}) as http:
         unchain(chain(chain(http)))
         assert http._transport is transport
@@ -89,7 +91,8 @@ def test_unchain_restores_the_transports() -> None:
 
 def test_a_transport_that_was_instrumented_is_called() -> None:
     """Libraries for tracing replace a method of the transport, before or after `chain`."""
-    transport, calls = Recorder(), list[str]()
+    transport = Recorder()
+    calls = list[str]()
 
     def instrument(target: Any, name: str) -> None:
         handle = target.handle_request

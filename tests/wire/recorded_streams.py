@@ -34,7 +34,8 @@ GENERATED = "made up"
 """A placeholder for a call id that is generated because the server sent none."""
 REASONING_TEXT = "Two and two make four."
 _GENERATED_ID = re.compile(r"call_18[0-9a-f]{24}")
-BERN, SIX = '{"city":"Bern"}', '{"sides":6}'
+BERN = '{"city":"Bern"}'
+SIX = '{"sides":6}'
 
 ENCRYPTED = "gAAAAABencryptedreasoning68a2=="
 REASONING_SUMMARIES = ["The user wants the weather.", "I should call the tool."]

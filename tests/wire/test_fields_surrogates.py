@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from kedge.wire.fields import SurrogateJoiner, repair_surrogates
 
-HIGH, LOW = "\ud83d", "\ude00"
+HIGH = "\ud83d"
+LOW = "\ude00"
 
 
 def test_surrogates_are_joined_or_replaced() -> None:

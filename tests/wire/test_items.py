@@ -196,7 +196,8 @@ ENDS: dict[str, Message] = {
 @for_each("end", [*ENDS, "whole"])
 def test_text_without_deltas_has_the_log_probabilities(end: str) -> None:
     """They are in the delta of a text that a server did not stream, wherever it sent the text."""
-    decoder, assembler = ResponsesDecoder(), Assembler()
+    decoder = ResponsesDecoder()
+    assembler = Assembler()
     if end == "whole":
         events = decoder.feed_whole({"id": "r", "status": "completed", "output": [MESSAGE]})
     else:

@@ -252,7 +252,8 @@ def test_minus_infinity_is_accepted() -> None:
 
 def test_surrogates_of_different_parts_are_not_joined() -> None:
     """Surrogates of interleaved texts are joined per item and part."""
-    high, low = "\ud83d", "\ude00"
+    high = "\ud83d"
+    low = "\ude00"
     events = [
         {"type": f"response.{kind}.delta", "item_id": item, "output_index": 0, "delta": surrogate}
         for surrogate in (high, low)
@@ -292,7 +293,8 @@ CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "t",
 @for_each("member", ["arguments", "name", "call_id"])
 def test_listed_call_that_differs_prevents_an_anchor(member: str) -> None:
     """If listed and streamed call differ, the streamed one is used and the response is not an anchor."""
-    started, done = item_event("added", {**CALL, "arguments": ""}), item_event("done", CALL)
+    started = item_event("added", {**CALL, "arguments": ""})
+    done = item_event("done", CALL)
     for listed, contradicted in ((CALL, False), ({**CALL, member: "[2]"}, True)):
         end = response_event("completed", output=[listed])
         outcome = replay([response_event("created"), started, done, end])
@@ -347,7 +349,8 @@ def test_lone_surrogate_prevents_an_anchor(texts: list[str], replaced: bool, way
 
 def test_half_of_a_character_before_the_complete_text_is_not_replaced() -> None:
     """A text, and the arguments of a call, that are complete have both halves, so that nothing was replaced."""
-    half, whole = "a\ud83d", "a\U0001f600"
+    half = "a\ud83d"
+    whole = "a\U0001f600"
     place = {"item_id": "fc_1", "output_index": 1}
     arguments = {"type": "response.function_call_arguments.delta", **place, "delta": half}
     events = [
@@ -374,7 +377,8 @@ SOURCES = ("deltas", "text done", "part done", "item done", "listed")
 @for_each("empty", [*EMPTY_CONTENTS, "absent"])
 def test_text_from_any_event_is_in_the_block_once(empty: str, numbered: bool) -> None:
     """Whichever events hold the text of a message, the block has it once, and so have the deltas."""
-    text, at = "Hello", {"output_index": 0} if numbered else {}
+    text = "Hello"
+    at = {"output_index": 0} if numbered else {}
     named = {"item_id": "m", "content_index": 0, **at}
     message: dict[str, Any] = {"type": "message", "id": "m", "role": "assistant"}
     part = {"type": "output_text", "text": text}

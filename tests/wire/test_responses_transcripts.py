@@ -26,7 +26,8 @@ def test_a_stream_without_output_indexes_gives_the_same_events(name: str) -> Non
         {member: value for member, value in message.items() if member != "output_index"}
         for message in read_messages(name)
     ]
-    decoded, assigned = decode(read_transcript(name)), decode(encode_sse(messages))
+    decoded = decode(read_transcript(name))
+    assigned = decode(encode_sse(messages))
     assert [each for each in assigned if not isinstance(each, OpaqueEvent)] == [
         each for each in decoded if not isinstance(each, OpaqueEvent)
     ]

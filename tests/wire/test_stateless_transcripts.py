@@ -402,7 +402,8 @@ def test_call_whose_name_arrives_in_pieces_is_one_call(form: str, arguments: str
     pieces = NAME_PIECES[form]
     rest = {**pieces[-1], "function": {"arguments": arguments}}
     other = call_delta("flip", "{}", index=1, id="call_1")
-    decoder, events = ChatDecoder(), list[StreamEvent]()
+    decoder = ChatDecoder()
+    events = list[StreamEvent]()
     for each in (*map(call_chunk, (*pieces, rest, other)), CALLS_END):
         events += decoder.feed_message(each)
     events += decoder.close()

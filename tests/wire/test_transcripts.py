@@ -106,7 +106,8 @@ def test_a_stream_cut_at_any_message_is_never_complete(name: str) -> None:
 @all_transcripts
 def test_a_stream_cut_at_any_byte_has_the_events_of_its_complete_messages(name: str) -> None:
     """An incomplete message at the end is ignored, unless only its line end is missing."""
-    stream, messages = read_bytes(name), split_messages(name)
+    stream = read_bytes(name)
+    messages = split_messages(name)
     ends = [0]
     for message in messages:
         ends.append(ends[-1] + len(message))

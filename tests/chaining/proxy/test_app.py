@@ -20,6 +20,7 @@ from chaining.proxy.running import open_asgi, open_store, serve_proxy
 from kedge.chaining import MemoryIndex
 from kedge.chaining.proxy import app
 from kedge.cli import group
+from kedge.store import Store
 from kedge.testing import TestServer
 from recordings.check_recordings import check
 from recordings.exchanges import read_folder
@@ -58,25 +59,37 @@ def input_sizes(server: TestServer) -> list[int]:
     return [len(json.loads(request.raw)["input"]) for request in server.requests if request.raw]
 
 
-def test_a_replayed_history_becomes_incremental(
-    server: TestServer, proxy: str, client: OpenAI, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The upstream receives deltas; the report counts requests, and neither the log nor the metrics have content."""
+def test_a_replayed_history_becomes_incremental(server: TestServer, client: OpenAI) -> None:
+    """The upstream receives deltas, also of a stream."""
     history: list[Any] = []
-    with caplog.at_level("INFO", logger="kedge.access"):
-        send(client, history, "My name is Ada.")
-        assert send(client, history, "What is my name?") == "Your name is Ada."
+    send(client, history, "My name is Ada.")
+    assert send(client, history, "What is my name?") == "Your name is Ada."
     with client.responses.stream(
         model="practice", input=[*history, {"role": "user", "content": "Count to 3"}]
     ) as events:
         assert events.get_final_response().output_text == "1 2 3"
     assert input_sizes(server) == [1, 1, 1]
+
+
+def test_the_report_has_each_request(proxy: str, client: OpenAI) -> None:
+    """Requests are counted, and listed with their model and why they were sent as written."""
+    history: list[Any] = []
+    send(client, history, "My name is Ada.")
+    send(client, history, "What is my name?")
     body = r'{"model": "\ud800", "input": "hello"}'  # half of a character, which is no UTF-8
     httpx2.post(f"{proxy}/v1/responses", content=body, headers=JSON_TYPE)
     report = httpx2.get(f"{proxy}/report").json()
-    assert (report["requests"], report["chained"]) == (4, 2)
-    assert [row["model"] for row in report["recent"]] == [*["practice"] * 3, "\ud800"]
+    assert (report["requests"], report["chained"]) == (3, 1)
+    assert [row["model"] for row in report["recent"]] == ["practice", "practice", "\ud800"]
     assert report["recent"][0]["reason"] == "new"
+
+
+def test_logs_and_metrics_have_no_content(
+    proxy: str, client: OpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They say how a request was sent."""
+    with caplog.at_level("INFO", logger="kedge.access"):
+        send(client, [], "My name is Ada.")
     metrics = httpx2.get(f"{proxy}/metrics").text
     assert "responses_passed_through_total" in metrics
     logged = [record.getMessage() for record in caplog.records if record.name == "kedge.access"]
@@ -121,42 +134,70 @@ def test_other_routes_and_errors_are_forwarded(client: OpenAI) -> None:
         client.responses.create(model="practice", input="Hello", temperature=9)
 
 
-@pytest.mark.parametrize("keep_bodies", [False, True])
-async def test_requests_are_recorded_in_a_store(
-    server: TestServer, tmp_path: Path, keep_bodies: bool
+def use_proxy(server: TestServer, store: Store) -> None:
+    """Send a new chain, a chained request, one that is healed, and one that the server refuses."""
+    with serve_proxy(server.base_url, store=store) as proxy, open_client(proxy) as client:
+        history: list[Any] = []
+        send(client, history, "My name is Ada.")
+        send(client, history, "Say 2")
+        server.forget()
+        send(client, history, "Say 3")
+        with pytest.raises(BadRequestError):
+            client.responses.create(model="practice", input="Hello", temperature=9)
+
+
+async def test_each_request_on_the_wire_is_recorded_in_the_store(
+    server: TestServer, tmp_path: Path
 ) -> None:
-    """Plans, savings and healings are recorded; content is recorded only if bodies are stored."""
-    with open_store(tmp_path, keep_bodies=keep_bodies) as store:
-        with serve_proxy(server.base_url, store=store) as proxy, open_client(proxy) as client:
-            history: list[Any] = []
-            send(client, history, "My name is Ada.")
-            send(client, history, "Say 2")
-            server.forget()
-            send(client, history, "Say 3")
-            with pytest.raises(BadRequestError):
-                client.responses.create(model="practice", input="Hello", temperature=9)
-        rows, totals = await store.list_proxied(), await store.sum_proxied()
-        first, rejected = [await store.get_proxied(rows[at].id) for at in (-1, 2)]
-    assert [(row.plan, row.status, row.healed) for row in rows] == [
-        ("refused", 400, ""),
-        ("sent in full", 200, "rejected"),
-        ("refused", 400, ""),
-        ("chained", 200, ""),
-        ("new chain", 200, ""),
+    """The newest record is first; it has the plan, the status, and the error of the server."""
+    with open_store(tmp_path) as store:
+        use_proxy(server, store)
+        rows = await store.list_proxied()
+    assert [(row.plan, row.status, row.healed, row.error_code) for row in rows] == [
+        ("refused", 400, "", "decimal_above_max_value"),
+        ("sent in full", 200, "rejected", ""),
+        ("refused", 400, "", "previous_response_not_found"),
+        ("chained", 200, "", ""),
+        ("new chain", 200, "", ""),
     ]
+    assert "temperature" in rows[0].error
+    assert "not found" in rows[2].error
+    assert [row.error for row in rows if not row.error_code] == ["", "", ""]
+
+
+async def test_totals_are_sums_over_the_records(server: TestServer, tmp_path: Path) -> None:
+    """What the program wrote counts once for a request that was healed."""
+    with open_store(tmp_path) as store:
+        use_proxy(server, store)
+        rows = await store.list_proxied()
+        totals = await store.sum_proxied()
     assert (totals.requests, totals.chained, totals.refused, totals.healed) == (4, 1, 2, 1)
-    codes = ["decimal_above_max_value", "", "previous_response_not_found", "", ""]
-    assert [row.error_code for row in rows] == codes
-    assert ["temperature" in row.error for row in rows] == [True, False, False, False, False]
-    assert "not found" in rejected.error
     assert totals.sent_bytes == sum(row.sent_bytes for row in rows)
     assert totals.full_bytes == sum(row.full_bytes for row in rows if not row.is_resent)
-    assert (first.request is not None, first.response is not None) == (keep_bodies, keep_bodies)
-    if keep_bodies:
-        assert b"Ada" in (first.request or b"")
-        assert b"Ada" in (first.response or b"")
-        assert b"previous_response_id" in (rejected.request or b"")
-        assert b"not found" in (rejected.response or b"")
+
+
+async def test_content_is_recorded_only_if_bodies_are_stored(
+    server: TestServer, tmp_path: Path
+) -> None:
+    """By default a record has no content."""
+    with open_store(tmp_path, keep_bodies=False) as store:
+        use_proxy(server, store)
+        for row in await store.list_proxied():
+            record = await store.get_proxied(row.id)
+            assert (record.request, record.response) == (None, None)
+
+
+async def test_stored_bodies_are_those_on_the_wire(server: TestServer, tmp_path: Path) -> None:
+    """A request that was healed has the body on the anchor, and its rejection."""
+    with open_store(tmp_path, keep_bodies=True) as store:
+        use_proxy(server, store)
+        rows = await store.list_proxied()
+        first = await store.get_proxied(rows[-1].id)
+        rejected = await store.get_proxied(rows[2].id)
+    assert b"Ada" in (first.request or b"")
+    assert b"Ada" in (first.response or b"")
+    assert b"previous_response_id" in (rejected.request or b"")
+    assert b"not found" in (rejected.response or b"")
 
 
 def test_stored_bodies_are_exported_as_recordings(server: TestServer, tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ class Proxy:
 
     def client(self, token: str) -> OpenAI:
         """Open a client of a user; all users have the same API key of the upstream."""
-        url, headers = f"{self.url}/v1", {"x-kedge-token": token}
+        url = f"{self.url}/v1"
+        headers = {"x-kedge-token": token}
         return OpenAI(base_url=url, api_key="upstream-key", max_retries=0, default_headers=headers)
 
     def get_tokens(self, name: str) -> int:
@@ -114,7 +115,8 @@ def make_body(path: str, text: str) -> dict[str, Any]:
 
 def test_users_share_neither_anchors_nor_lists(proxy: Proxy) -> None:
     """Users are separate although they use the same API key, and the token is not forwarded."""
-    alice, bob = proxy.add("alice"), proxy.add("bob")
+    alice = proxy.add("alice")
+    bob = proxy.add("bob")
     history: list[Any] = []
     for token in (alice, alice, bob, "admin"):
         with proxy.client(token) as client:
@@ -279,7 +281,8 @@ async def test_tokens_of_a_compressed_response_are_counted(
             for coding, body in bodies.items():
                 _, secret = await registry.add(coding, tokens_per_minute=10**9)
                 headers = {"x-kedge-token": secret, "x-coding": coding}
-                path, content = "/v1/chat/completions", {"content": "word " * 80}
+                path = "/v1/chat/completions"
+                content = {"content": "word " * 80}
                 async with client.stream("POST", path, headers=headers, json=content) as answer:
                     assert b"".join([chunk async for chunk in answer.aiter_raw()]) == body
         counts = {coding: (await registry.count(coding)).tokens for coding in bodies}
