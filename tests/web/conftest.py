@@ -20,6 +20,7 @@ from server.gated_model import GatedModel
 
 T = TypeVar("T")
 TIMEOUT = 300.0
+LIMITS = Limits(shutdown_seconds=1.0)
 
 
 def add(a: int, b: int) -> int:
@@ -100,10 +101,14 @@ class PageServer:
 
 @contextmanager
 def serve_page(
-    folder: Path, *, keep_bodies: bool = False, port: int = 0, **changes: Any
+    folder: Path,
+    *,
+    keep_bodies: bool = False,
+    port: int = 0,
+    limits: Limits = LIMITS,
+    **changes: Any,
 ) -> Iterator[PageServer]:
     """Yield a page that runs until the block ends."""
-    limits = Limits(shutdown_seconds=1.0)
     settings = Settings(limits=limits, faults=Faults(), **changes)
     store = f"sqlite:///{folder / 'kedge.db'}"
     page = PageServer(

@@ -3,12 +3,12 @@
 import base64
 import re
 import socket
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import pytest
-
 from kedge.turns import file, image, user
-from web.conftest import PageServer
+from web.conftest import LIMITS, PageServer, serve_page
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -140,11 +140,12 @@ def test_system_prompt_change_stays_chained(page: PageServer) -> None:
     assert "system" not in {block["kind"] for block in blocks}
 
 
-def test_missing_body_times_out(page: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that does not send its body does not keep its connection."""
-    monkeypatch.setattr("kedge.web.openapi.READ_SECONDS", 0)
+def test_missing_body_times_out(tmp_path: Path) -> None:
+    """A client that does not send its body keeps its connection no longer than the limit of the server."""
     headers = "Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
-    for path in ("/api/conversations", "/login"):
-        with socket.create_connection(("127.0.0.1", page.client.base_url.port or 0), 60) as client:
-            client.sendall(f"POST {path} HTTP/1.1\r\n{headers}".encode())
-            assert client.recv(1000).startswith(b"HTTP/1.1 408")
+    with serve_page(tmp_path, limits=replace(LIMITS, read_seconds=0.0)) as page:
+        port = page.client.base_url.port or 0
+        for path in ("/api/conversations", "/login"):
+            with socket.create_connection(("127.0.0.1", port), 60) as client:
+                client.sendall(f"POST {path} HTTP/1.1\r\n{headers}".encode())
+                assert client.recv(1000).startswith(b"HTTP/1.1 408")

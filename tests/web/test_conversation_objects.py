@@ -3,7 +3,6 @@
 import httpx2
 import pytest
 
-from kedge.web import deletions
 from kedge.web.service import ConversationService
 from server.waiting import wait_until
 from web.conftest import PageServer
@@ -36,11 +35,8 @@ def test_the_page_names_the_object(page: PageServer) -> None:
 
 
 @pytest.mark.parametrize("undo", [None, 1])
-def test_a_deletion_includes_the_object(
-    page: PageServer, monkeypatch: pytest.MonkeyPatch, undo: int | None
-) -> None:
+def test_a_deletion_includes_the_object(page: PageServer, undo: int | None) -> None:
     """The object is deleted at once, or when the time for undo is over; that of another one is not."""
-    monkeypatch.setattr(deletions, "POLL_SECONDS", 0.01)
     conversation, object_id = create_in_object(page)
     _, other = create_in_object(page)
     assert has_object(page, object_id)

@@ -12,7 +12,6 @@ import pytest
 
 from kedge.errors import NotInStore, StoreError
 from kedge.store import ConversationRow, Store, open_store
-from kedge.web import deletions
 from kedge.web.deletions import DeletionQueue
 
 LIMIT = 120.0
@@ -26,11 +25,9 @@ async def stores(lasting_url: str) -> AsyncIterator[Sequence[Store]]:
         yield first, second
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for deletions often."""
-    monkeypatch.setattr(deletions, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(deletions, "RETRY_SECONDS", 0.01)
+def make_queue() -> DeletionQueue:
+    """Return a queue that looks for deletions often."""
+    return DeletionQueue(poll_seconds=0.01, retry_seconds=0.01)
 
 
 async def wait_until_deleted(store: Store, row: ConversationRow) -> None:
@@ -65,7 +62,8 @@ async def test_busy_deletion_is_repeated(tmp_path: Path, caplog: pytest.LogCaptu
     """A deletion that fails is logged, and tried again until the store is free."""
     path = tmp_path / "busy.db"
     async with open_store(f"sqlite:///{path}", wait_seconds=0.01) as opened:
-        store, queue = WatchedStore(opened), DeletionQueue()
+        store = WatchedStore(opened)
+        queue = make_queue()
         row = await store.create("Private")
         await store.schedule_delete(row, 1.0)
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -95,7 +93,7 @@ async def test_store_that_cannot_be_read_is_read_again(
     monkeypatch.setattr(stores[0], "list_scheduled", fail_twice)
     row = await stores[0].create("Private")
     await stores[0].schedule_delete(row, 1.0)
-    queue = DeletionQueue()
+    queue = make_queue()
     await queue.resume(stores[0])
     await wait_until_deleted(stores[1], row)
     await queue.aclose()
@@ -105,7 +103,8 @@ async def test_store_that_cannot_be_read_is_read_again(
 
 async def test_other_servers_do_not_shorten_the_time_for_undo(stores: Sequence[Store]) -> None:
     """A server that starts, has a clock that is ahead, and shuts down leaves a deletion of another server."""
-    first, second = DeletionQueue(), DeletionQueue()
+    first = make_queue()
+    second = make_queue()
     row = await stores[0].create("Private")
     await first.schedule(stores[0], row, 3600)
     scheduled = await stores[0].conversation(row)
@@ -124,7 +123,7 @@ async def test_other_servers_do_not_shorten_the_time_for_undo(stores: Sequence[S
 
 async def test_shutdown_deletes_only_if_no_other_server_can(stores: Sequence[Store]) -> None:
     """At shutdown, a server on SQLite deletes what it has scheduled; on PostgreSQL, others do so in time."""
-    queue = DeletionQueue()
+    queue = make_queue()
     row = await stores[0].create("Private")
     await queue.schedule(stores[0], row, 3600)
     await queue.aclose()
@@ -136,7 +135,7 @@ async def test_shutdown_with_a_busy_store_leaves_the_deletion(tmp_path: Path) ->
     """A shutdown does not wait for a busy store; the next server completes the deletion."""
     path = tmp_path / "busy.db"
     async with open_store(f"sqlite:///{path}", wait_seconds=0.01) as store:
-        queue = DeletionQueue()
+        queue = make_queue()
         row = await store.create("Private")
         await queue.schedule(store, row, 3600)
         with closing(sqlite3.connect(path, isolation_level=None)) as other:

@@ -3,12 +3,10 @@
 from typing import Any
 
 import httpx2
-import pytest
 
 from for_each import for_each
 from kedge.store import RequestRecord
 from kedge.turns import tool_call, user
-from kedge.web import runs
 from kedge.web.runs import Run, RunRegistry
 from kedge.web.service import ConversationService
 from server.gated_model import GatedModel
@@ -54,11 +52,9 @@ def test_run_continues_without_its_client(gated: PageServer, gate: GatedModel) -
     assert gate.cancelled == []
 
 
-async def test_finished_runs_are_dropped_above_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_finished_runs_are_dropped_above_the_limits() -> None:
     """The oldest ones are dropped, by their number and by their events; the newest can always be followed."""
-    monkeypatch.setattr(runs, "MAX_FINISHED", 4)
-    monkeypatch.setattr(runs, "MAX_FINISHED_EVENTS", 100)
-    registry = RunRegistry()
+    registry = RunRegistry(max_finished=4, max_finished_events=100)
 
     async def drive(number: int) -> Run:
         async def work(run: Run) -> dict[str, Any]:

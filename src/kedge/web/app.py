@@ -25,7 +25,7 @@ from kedge.providers import connect
 from kedge.server.app import create_app
 from kedge.server.http import format_allowed_methods
 from kedge.server.request_log import RequestMiddleware
-from kedge.server.settings import Settings
+from kedge.server.settings import Limits, Settings
 from kedge.server.storage.database import IN_MEMORY
 from kedge.server.uvicorn_server import UvicornServer
 from kedge.store import AccessToken, open_store
@@ -36,6 +36,7 @@ from kedge.web.page_templates import render_page
 from kedge.web.server_requests import PAGE_HEADER, PAGE_KEY, ServerRequests
 from kedge.web.service import ConversationService, UserServices
 
+READ_SECONDS = Limits().read_seconds
 ROUTES = [
     *pages.ROUTES,
     *(operation.route for operation in api.OPERATIONS),
@@ -92,6 +93,7 @@ def create_page(
     auth: security.PageAuth | None = None,
     base_url: str = "",
     services: UserServices | None = None,
+    read_seconds: float = READ_SECONDS,
 ) -> Starlette:
     """Build the ASGI app of the page.
 
@@ -100,6 +102,7 @@ def create_page(
         auth: The access policy of the page.
         base_url: The API address shown to users.
         services: The services of all users; by default, everyone is the administrator.
+        read_seconds: The time to receive a request body.
     """
     auth = auth or security.PageAuth()
     app = Starlette(
@@ -112,6 +115,7 @@ def create_page(
     app.state.auth = auth
     app.state.login_throttle = security.LoginThrottle()
     app.state.base_url = base_url
+    app.state.read_seconds = read_seconds
     app.state.recorder = None
     app.state.stopping = lambda: False
     return app
@@ -173,13 +177,13 @@ async def open_page_server(
         services = UserServices(service, connect_as)
         stack.push_async_callback(services.aclose)
         await service.deletions.resume(store, models)
-        header_bytes = settings.limits.header_bytes
-        auth = security.PageAuth(settings.token, settings.any_host, tokens, header_bytes)
+        limits = settings.limits
+        auth = security.PageAuth(settings.token, settings.any_host, tokens, limits.header_bytes)
         recorder = ServerRequests(store, f"{url}/v1")
         recording = asyncio.create_task(recorder.run())
         stack.push_async_callback(lambda: recording)
         stack.callback(recorder.stop)
-        app = create_page(service, auth, f"{url}/v1", services)
+        app = create_page(service, auth, f"{url}/v1", services, limits.read_seconds)
         app.state.recorder = recorder
         api = create_app(settings, on_finish=recorder.record, reply_bytes=recorder.reply_bytes)
         api.state.health.add(store.database.check_health)

@@ -19,17 +19,24 @@ from kedge.web.models import ModelSelector
 log = get_logger("kedge.server")
 
 POLL_SECONDS = 30.0
-"""Seconds after which a server looks for deletions that others have scheduled."""
 RETRY_SECONDS = 2.0
-"""Seconds after which a deletion that failed is tried again."""
 
 Scheduled = tuple[Store, ConversationRow]
 
 
 class DeletionQueue:
-    """Deletes conversations when their time for undo is over."""
+    """Deletes conversations when their time for undo is over.
 
-    def __init__(self) -> None:
+    Args:
+        poll_seconds: Seconds after which a server looks for deletions that others have scheduled.
+        retry_seconds: Seconds after which a deletion that failed is tried again.
+    """
+
+    def __init__(
+        self, poll_seconds: float = POLL_SECONDS, retry_seconds: float = RETRY_SECONDS
+    ) -> None:
+        self._poll_seconds = poll_seconds
+        self._retry_seconds = retry_seconds
         self._store: Store | None = None
         self._models: ModelSelector | None = None
         self._own: dict[int, Scheduled] = {}
@@ -93,11 +100,11 @@ class DeletionQueue:
             pauses = [await self._delete_if_due(store, row) for store, row in scheduled]
         except StoreError as error:
             log.warning("scheduled deletions could not be read, which is tried again: %s", error)
-            return RETRY_SECONDS
+            return self._retry_seconds
         except Exception as error:  # noqa: BLE001 - a task has no caller
             log_failure("internal error of the scheduled deletions", error)
-            return POLL_SECONDS
-        return min(pauses, default=POLL_SECONDS)
+            return self._poll_seconds
+        return min(pauses, default=self._poll_seconds)
 
     async def _list_scheduled(self) -> list[Scheduled]:
         if self._store is None:
@@ -110,9 +117,9 @@ class DeletionQueue:
         """Delete a conversation if its time is over, and return the seconds until the next attempt."""
         remaining = (row.delete_at or 0.0) - await store.database_time()
         if remaining > 0:
-            return min(remaining, POLL_SECONDS)
+            return min(remaining, self._poll_seconds)
         is_done = await self._delete(store, row)
-        return POLL_SECONDS if is_done else RETRY_SECONDS
+        return self._poll_seconds if is_done else self._retry_seconds
 
     async def _delete(self, store: Store, row: ConversationRow) -> bool:
         """Delete a conversation, unless that was undone; return whether there is nothing more to do."""

@@ -25,7 +25,6 @@ from kedge._internal.responsive import compute
 from kedge.server.errors import ApiError
 from kedge.server.http import collect_body
 from kedge.server.request_log import EscapedJSONResponse
-from kedge.server.settings import Limits
 from kedge.store import Store
 from kedge.web.security import SESSION_COOKIE, is_json
 from kedge.web.service import ConversationService, get_service
@@ -35,8 +34,6 @@ MAX_BODY_BYTES = 2_000_000
 """The maximum size of a request body."""
 MAX_BODY_VALUES = MAX_ITEMS
 """The maximum number of JSON values in a request body."""
-READ_SECONDS = Limits().read_seconds
-"""The time to receive a request body."""
 
 
 class _NumberConvertor(IntegerConvertor):
@@ -206,11 +203,12 @@ _STATUSES: tuple[tuple[type[errors.KedgeError], int, str], ...] = (
 
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Read the body of a request, up to a maximum size."""
+    read_seconds: float = request.app.state.read_seconds
     try:
-        return await collect_body(request.scope, request.receive, max_bytes, READ_SECONDS)
+        return await collect_body(request.scope, request.receive, max_bytes, read_seconds)
     except ApiError as error:
         code, message = {
-            408: ("slow", f"the request body did not arrive within {READ_SECONDS:g} seconds"),
+            408: ("slow", f"the request body did not arrive within {read_seconds:g} seconds"),
             413: ("too_large", f"the request body is limited to {max_bytes:,} bytes"),
             415: ("compressed", "send the body uncompressed"),
         }[error.status]

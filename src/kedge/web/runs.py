@@ -21,9 +21,7 @@ from kedge.turns import new_id
 EventDict = dict[str, Any]
 RunStatus = Literal["running", "done", "failed", "cancelled"]
 MAX_FINISHED = 50
-"""The number of finished runs whose events can still be read."""
 MAX_FINISHED_EVENTS = 100_000
-"""The number of events of all finished runs; the oldest runs are dropped first, the newest never."""
 HEARTBEAT_SECONDS = 15.0
 """Seconds without an event after which a follower gets a heartbeat."""
 
@@ -90,9 +88,19 @@ FindUrl = Callable[[Run], Awaitable[str]]
 
 
 class RunRegistry:
-    """The runs of a server: all running ones, and the last finished ones."""
+    """The runs of a server: all active runs, and the last finished ones.
 
-    def __init__(self) -> None:
+    Args:
+        max_finished: The number of finished runs whose events can still be read.
+        max_finished_events: The number of events of all finished runs. The oldest runs are dropped first, the newest
+            never.
+    """
+
+    def __init__(
+        self, max_finished: int = MAX_FINISHED, max_finished_events: int = MAX_FINISHED_EVENTS
+    ) -> None:
+        self._max_finished = max_finished
+        self._max_finished_events = max_finished_events
         self._running: dict[str, Run] = {}
         self._finished: deque[Run] = deque()
 
@@ -150,7 +158,7 @@ class RunRegistry:
         self._finished.append(run)
         event_count = sum(finished.log.next_number for finished in self._finished)
         while len(self._finished) > 1 and (
-            len(self._finished) > MAX_FINISHED or event_count > MAX_FINISHED_EVENTS
+            len(self._finished) > self._max_finished or event_count > self._max_finished_events
         ):
             event_count -= self._finished.popleft().log.next_number
 
