@@ -1,5 +1,6 @@
 """Functions that create conversations in a store for tests."""
 
+from pathlib import Path
 from typing import Any
 
 from kedge import assistant, user
@@ -50,6 +51,11 @@ async def append_exchange(
         row, node, added, response=make_response_row(turn, name), head=node.id
     )
     return turn, appended
+
+
+def read_files(folder: Path) -> bytes:
+    """Return the bytes of all files in a folder."""
+    return b"".join(path.read_bytes() for path in folder.iterdir())
 
 
 async def count_rows(store: Store, *tables: str) -> list[int]:

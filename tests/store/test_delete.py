@@ -16,7 +16,7 @@ from kedge.store.delete import delete_unchanged
 from kedge.store.search import list_groups, rewrite_group
 from kedge.store.search_query import TEXT_INDEXES
 from kedge.store.summaries import list_summaries
-from store.sample_conversations import count_rows, create_conversation
+from store.sample_conversations import count_rows, create_conversation, read_files
 
 TABLES = ("conversations", "nodes", "links", "blocks", "responses", "claims", "tags", "texts")
 
@@ -83,11 +83,6 @@ async def test_gc_retains_history(store: Store) -> None:
     assert (await store.load(row, other.id)).blocks[-1] == user("another way")
 
 
-def read_files(folder: Path) -> bytes:
-    """Return the bytes of all files in a folder."""
-    return b"".join(path.read_bytes() for path in folder.iterdir())
-
-
 def read_text_tables(tx: Tx) -> dict[int, list[Any]]:
     """Return the stored segments of each group of the search index."""
     return {
@@ -145,29 +140,38 @@ async def test_deleted_text_leaves_the_journal_after_the_last_reader(tmp_path: P
 
 
 async def test_conversations_expire_by_their_time_to_live(store: Store) -> None:
-    """Expiry counts from the last change; a time to live is exported, and conversations without one remain."""
+    """Expiry counts from the last change, of a fork as well; conversations without a time to live remain."""
     store.clock = lambda: 1000.0
     short = await store.create("short", ttl=10.0)
     changed = await store.create("changed", ttl=10.0)
     await store.create("forever")
     fork = await store.fork(short, short.head)
-    assert (fork.ttl, (await store.conversation(short.id)).ttl) == (10.0, 10.0)
     store.clock = lambda: 1009.0
     assert await store.delete_expired() == []
     await store.update(changed, title="later")
     store.clock = lambda: 1010.0
     assert await store.delete_expired() == [short.id, fork.id]
-    store.clock = lambda: 1019.0
+    assert [row.title for row in await store.conversations()] == ["later", "forever"]
+
+
+async def test_gc_deletes_expired_conversations(store: Store) -> None:
+    """`gc` leaves a store without damage."""
+    store.clock = lambda: 1000.0
+    await store.create("short", ttl=10.0)
+    await store.create("forever")
+    store.clock = lambda: 1010.0
     assert await store.gc() == 0
     assert [row.title for row in await store.conversations()] == ["forever"]
     assert await store.verify() == []
+
+
+async def test_time_to_live_is_copied(store: Store) -> None:
+    """A fork and an imported conversation have the time to live of their origin."""
     row = await store.create("short", ttl=10.0)
-    plain = await store.create("forever")
-    lines = await store.export(row)
-    await store.delete(row)
-    (imported,) = await store.import_(lines)
+    assert (await store.fork(row, row.head)).ttl == 10.0
+    (imported,) = await store.import_(await store.export(row))
     assert imported.ttl == 10.0
-    assert '"ttl"' not in await store.export(plain)
+    assert '"ttl"' not in await store.export(await store.create("forever"))
 
 
 async def test_question_without_an_answer_delays_expiry(
@@ -195,66 +199,106 @@ async def test_question_without_an_answer_delays_expiry(
     assert await store.delete_expired() == [row.id]
 
 
-async def test_scheduled_deletion_is_hidden_and_can_be_undone(store: Store) -> None:
-    """A conversation scheduled for deletion is hidden, and is deleted at its time unless undone."""
-    store.clock = lambda: 1000.0
+async def test_scheduled_conversation_is_hidden(store: Store) -> None:
+    """Lists, summaries and searches are without it, and it is listed on request."""
     row = await store.create("secret", blocks=[user("a harbour")])
     other = await store.create("other")
-    scheduled = await store.schedule_delete(row, 1010.0)
+    scheduled = await store.schedule_delete(row, store.clock() + 10)
     assert [each.id for each in await store.conversations()] == [other.id]
     assert (await list_summaries(store))[1] == 1
     assert (await list_summaries(store, scheduled=True))[1] == 2
     assert await store.search("harbour") == []
     assert await store.list_scheduled() == [scheduled]
-    assert await store.delete_expired() == []
+
+
+async def test_scheduled_deletion_can_be_undone(store: Store) -> None:
+    """The conversation is listed and found as before, and not deleted at the time that it had."""
+    row = await store.create("secret", blocks=[user("a harbour")])
+    scheduled = await store.schedule_delete(row, store.clock() + 10)
     assert (await store.schedule_delete(row.id, None)).delete_at is None
     assert await store.delete_scheduled(scheduled) is False
     assert len(await store.search("harbour")) == 1
-    await store.schedule_delete(row, 1010.0)
-    await store.schedule_delete(other, 1005.0)
-    assert [each.id for each in await store.list_scheduled()] == [other.id, row.id]
-    later = await store.schedule_delete(other, 1020.0)
+    assert [each.id for each in await store.conversations()] == [row.id]
+
+
+async def test_scheduled_conversations_are_deleted_at_their_time(store: Store) -> None:
+    """They are listed and deleted in the order of their times, each of which may be changed."""
+    store.clock = lambda: 1000.0
+    first = await store.create("first")
+    second = await store.create("second")
+    await store.schedule_delete(first, 1010.0)
+    await store.schedule_delete(second, 1005.0)
+    assert [row.id for row in await store.list_scheduled()] == [second.id, first.id]
+    await store.schedule_delete(second, 1020.0)
+    assert await store.delete_expired() == []
+    store.clock = lambda: 1010.0
+    assert await store.delete_expired() == [first.id]
+    assert [row.id for row in await store.list_scheduled()] == [second.id]
+
+
+async def test_scheduled_deletion_is_executed_once(store: Store) -> None:
+    """`delete_scheduled` deletes with the newest schedule only, also if the conversation was changed meanwhile."""
+    row = await store.create("secret")
+    earlier = await store.schedule_delete(row, store.clock() + 10)
+    scheduled = await store.schedule_delete(row, store.clock() + 20)
+    assert await store.delete_scheduled(earlier) is False
+    await store.update(row, title="changed meanwhile")
+    assert await store.delete_scheduled(scheduled) is True
+    assert await store.delete_scheduled(scheduled) is False
+
+
+async def test_time_of_a_deletion_is_finite(store: Store) -> None:
+    """A conversation cannot be deleted at no time."""
+    row = await store.create("secret")
     for never in (math.nan, math.inf, 10**400):
         with pytest.raises(InvalidSetting, match="finite time"):
-            await store.schedule_delete(other, never)
-    store.clock = lambda: 1010.0
-    assert await store.delete_expired() == [row.id]
-    assert [each.id for each in await store.list_scheduled()] == [other.id]
-    assert await store.delete_scheduled(scheduled) is False
-    await store.update(other, title="changed meanwhile")
-    assert await store.delete_scheduled(later) is True
+            await store.schedule_delete(row, never)
 
 
 async def test_conversations_are_deleted_by_age(store: Store) -> None:
-    """Old conversations are deleted by age and tag, and checked again before they are deleted."""
+    """Conversations that were not changed for a time are listed and deleted, by their tag."""
     store.clock = lambda: 1000.0
     tagged = await store.create("tagged", tags=["sea"])
     other = await store.create("other")
     store.clock = lambda: 1100.0
     new = await store.create("new")
-    asked = await store.create("asked")
-    root = await store.node(asked, asked.head)
-    await store.append(asked, root, [user("A question without an answer")], head=asked.head)
-    await store.database.write(
-        lambda tx: tx.run("UPDATE conversations SET updated_at = 900 WHERE id = ?", (asked.id,))
-    )
     assert await store.list_older(100.0, tag="sea") == [tagged.id]
     assert await store.list_older(100.0) == [tagged.id, other.id]
     assert await store.delete_older(100.0, tag="sea") == [tagged.id]
     assert await store.delete_older(100.0) == [other.id]
-    assert {row.id for row in await store.conversations()} == {new.id, asked.id}
+    assert [row.id for row in await store.conversations()] == [new.id]
+
+
+async def test_old_conversation_with_a_new_question_is_not_deleted(store: Store) -> None:
+    """A question without an answer is a use of the conversation, although it changes nothing yet."""
+    store.clock = lambda: 1000.0
+    row = await store.create("asked")
+    store.clock = lambda: 1100.0
+    root = await store.node(row, row.head)
+    await store.append(row, root, [user("A question without an answer")], kind="asked")
+    assert await store.list_older(100.0) == []
+    assert await store.delete_older(100.0) == []
+    assert (await store.conversation(row.id)).updated_at == 1000.0
+
+
+async def test_wrong_ages_are_rejected(store: Store) -> None:
+    """An age and a time to live are seconds above 0."""
     with pytest.raises(InvalidSetting, match="seconds must be a finite number of seconds above 0"):
         await store.delete_older(0)
-    with pytest.raises(InvalidSetting, match="ttl must be a number of seconds"):
+    with pytest.raises(InvalidSetting, match="ttl must be"):
         await store.create(ttl=cast("Any", "soon"))
+
+
+async def test_conversation_that_is_used_meanwhile_is_not_deleted(store: Store) -> None:
+    """The age is checked again in the transaction of the deletion."""
     store.clock = lambda: 1000.0
     row = await store.create("used")
     store.clock = lambda: 2000.0
     await store.update(row, title="used again")
-    assert await store.database.write(lambda tx: delete_unchanged(tx, row)) is None
+    assert await store.write(lambda tx: delete_unchanged(tx, row)) is None
     assert (await store.conversation(row.id)).title == "used again"
     await store.delete(row)
-    assert await store.database.write(lambda tx: delete_unchanged(tx, row)) is None
+    assert await store.write(lambda tx: delete_unchanged(tx, row)) is None
 
 
 async def test_last_blocks_are_loaded(store: Store) -> None:

@@ -46,18 +46,24 @@ async def create_full_conversation(store: Store) -> ConversationRow:
 
 
 async def test_imported_conversation_exports_the_same_lines(store: Store) -> None:
-    """Tree, anchors, telemetry and keys round-trip through another store."""
+    """Tree, anchors, telemetry and keys are the same in another store."""
     row = await create_full_conversation(store)
     lines = await store.export(row)
     header = json.loads(lines.partition("\n")[0])["conversation"]
-    assert [each["key"] for each in header["claims"]] == ["k"]
+    assert [claim["key"] for claim in header["claims"]] == ["k"]
     async with open_store("sqlite://:memory:") as other:
         (copy,) = await other.import_(lines)
         assert (copy.id, copy.title, copy.ttl) == (row.id, "one\u2028two", 1e9)
         assert await other.export(copy) == lines
-        assert await other.verify() == []
         assert (await other.load(copy)).state == (await store.load(row)).state
         assert len(await other.exchanges(copy)) == 1
+        assert await other.verify() == []
+
+
+async def test_conversation_is_imported_beside_its_origin(store: Store) -> None:
+    """A copy in the same store has another id, and is the same otherwise."""
+    row = await create_full_conversation(store)
+    lines = await store.export(row)
     (imported,) = await store.import_(lines)
     assert imported.id != row.id
     assert (await store.export(imported)).replace(imported.id, row.id) == lines

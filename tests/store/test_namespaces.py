@@ -116,53 +116,92 @@ async def alice(store: Store) -> Owner:
     return await fill(store, "alice")
 
 
-@pytest.mark.parametrize("namespace", ["bob", ""])
-async def test_other_namespaces_see_nothing(store: Store, alice: Owner, namespace: str) -> None:
-    """Another namespace and the default one can neither read nor change the data, nor count it in statistics."""
-    before = await alice.store.export(alice.row)
-    other = store.use_namespace(namespace) if namespace else store
+@pytest.fixture(params=["bob", ""])
+def other(request: pytest.FixtureRequest, store: Store) -> Store:
+    """Return the store of another user, and the one of the default namespace."""
+    return store.use_namespace(request.param) if request.param else store
+
+
+async def test_other_namespaces_list_nothing(other: Store, alice: Owner) -> None:
+    """Lists and searches of another namespace are empty."""
     assert await list_summaries(other, show="all") == ([], 0)
     assert await list_summaries(other, show="all", ids=["shared"]) == ([], 0)
     assert await list_labels(other) == ([], [])
     assert await find_by_title(other, "talk", 10) == []
+    for name, (call, expected) in EMPTY_METHODS.items():
+        assert await call(other, alice) == expected, name
+
+
+async def test_other_namespaces_read_nothing(other: Store, alice: Owner) -> None:
+    """The conversations, nodes and blocks of a user do not exist for another one."""
     assert await load_exchanges(other, alice.nodes[-1].id) == []
-    assert await get_revision(other) == (0, 0)
+    assert len(await load_exchanges(alice.store, alice.nodes[-1].id)) == 1
     for read in (read_tree, load_last_blocks, list_tree_conversations):
         with pytest.raises(NotInStore):
             await read(other, alice.row)
     with pytest.raises(NotInStore):
         await load_attached(other, alice.row, "blk")
+    for row_call in ROW_CALLS.values():
+        with pytest.raises(NotInStore):
+            await row_call(other, alice.row, alice.nodes[-1])
+    for attempt in (other.conversation, other.delete, other.update):
+        with pytest.raises(NotInStore, match="there is no conversation 'shared'"):
+            await attempt("shared")
+
+
+async def test_other_namespaces_count_nothing(other: Store, alice: Owner) -> None:
+    """Statistics and the revision are those of a namespace."""
+    assert await get_revision(other) == (0, 0)
     analytics = await analyze(other)
     counts = (analytics.requests.total, analytics.chains.count, analytics.branching.points)
     assert (counts, analytics.models) == ((0, 0, 0), ())
     assert await analyze_over_time(other) == ()
     own_analytics = await analyze(alice.store)
     assert (own_analytics.requests.total, own_analytics.chains.count) == (2, 2)
-    assert len(await load_exchanges(alice.store, alice.nodes[-1].id)) == 1
-    evidence = await other.database.read(lambda tx: select_all_evidence(tx, 10))
-    assert evidence == []
-    for row_call in ROW_CALLS.values():
-        with pytest.raises(NotInStore):
-            await row_call(other, alice.row, alice.nodes[-1])
-    for name, (call, expected) in EMPTY_METHODS.items():
-        assert await call(other, alice) == expected, name
-    for attempt in (other.conversation, other.delete, other.update):
-        with pytest.raises(NotInStore, match="there is no conversation 'shared'"):
-            await attempt("shared")
-    created, is_new = await other.create_titled(alice.row.title)
-    assert is_new
-    await other.delete(created)
+
+
+async def test_other_namespaces_have_proxied_requests_of_their_own(
+    other: Store, alice: Owner
+) -> None:
+    """The requests of existing programs belong to their user."""
     (proxied,) = await alice.store.list_proxied()
     with pytest.raises(NotInStore):
         await other.get_proxied(proxied.id)
     assert (await other.sum_proxied()).requests == 0
     assert await other.export_proxied() == []
-    (record,) = await alice.store.candidates(SCOPE, [alice.digest])
-    assert await other.mark_lost(record, "gone") is False
+
+
+async def test_other_namespaces_have_evidence_of_their_own(other: Store, alice: Owner) -> None:
+    """What is known about a server is stored for each user."""
+    assert await other.database.read(lambda tx: select_all_evidence(tx, 10)) == []
     await other.save_evidence("server key", {"owner": "other"})
     assert await alice.store.load_evidence("server key") == {"owner": "alice"}
-    assert await alice.store.export(alice.row) == before
+
+
+async def test_other_namespaces_mark_nothing_as_lost(other: Store, alice: Owner) -> None:
+    """A response is marked as lost by its user only."""
+    (record,) = await alice.store.candidates(SCOPE, [alice.digest])
+    assert await other.mark_lost(record, "gone") is False
     assert await alice.store.mark_lost(record, "gone") is True
+
+
+async def test_titles_are_unique_in_a_namespace(other: Store, alice: Owner) -> None:
+    """A title of another user is free."""
+    _, is_new = await other.create_titled(alice.row.title)
+    assert is_new
+
+
+async def test_nothing_that_another_namespace_tries_changes_a_conversation(
+    other: Store, alice: Owner
+) -> None:
+    """After all calls for its rows, a conversation is exported as before."""
+    before = await alice.store.export(alice.row)
+    for row_call in ROW_CALLS.values():
+        with pytest.raises(NotInStore):
+            await row_call(other, alice.row, alice.nodes[-1])
+    for call, _ in EMPTY_METHODS.values():
+        await call(other, alice)
+    assert await alice.store.export(alice.row) == before
 
 
 async def read_everything(store: Store) -> list[Any]:
@@ -214,23 +253,31 @@ async def test_ranked_hits_are_independent_of_other_namespaces(
     assert await store.search("nothing", order="rank") == []
 
 
-async def test_namespaces_may_use_the_same_ids(store: Store, alice: Owner) -> None:
-    """Equal ids, texts and responses are stored separately, and deleting one leaves the other."""
+async def test_id_is_unique_in_a_namespace(store: Store, alice: Owner) -> None:
+    """Two users may have conversations with one id, and one user may not."""
     bob = await fill(store, "bob")
+    assert bob.row.id == alice.row.id
     with pytest.raises(InvalidSetting, match="there is already a conversation 'shared'"):
         await bob.store.create(id="shared")
+
+
+async def test_export_of_a_user_is_imported_with_its_id(store: Store, alice: Owner) -> None:
+    """The id is free in the namespace of the import."""
     (imported,) = await store.import_(await alice.store.export(alice.row))
     assert imported.id == "shared"
-    assert [hit.conversation for hit in await bob.store.search("question", limit=9)] == [
-        "shared"
-    ] * 2
+    assert len((await store.load(imported)).blocks) == 4
+
+
+async def test_deletion_leaves_equal_texts_of_other_users(store: Store, alice: Owner) -> None:
+    """Equal texts and responses are stored for each user."""
+    bob = await fill(store, "bob")
     forked = await alice.store.fork(alice.row, alice.row.head)
-    assert len(await alice.store.conversations()) == 2
     await alice.store.delete("shared")
     await alice.store.delete(forked)
     assert await alice.store.conversations() == []
     assert len((await bob.store.load(bob.row)).blocks) == 4
-    assert len((await store.load(imported)).blocks) == 4
+    hits = await bob.store.search("question", limit=9)
+    assert [hit.conversation for hit in hits] == ["shared"] * 2
     assert await store.verify() == []
 
 

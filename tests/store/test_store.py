@@ -67,39 +67,57 @@ EVERY_KIND = """{"format": "kedge.turn", "version": 1, "blocks": [
 
 
 async def test_appended_blocks_are_loaded(store: Store) -> None:
-    """Loaded blocks equal the appended ones, of every kind, with ids and metadata, and so do anchors, mode and data."""
+    """Loaded blocks equal the appended ones, with their ids and metadata."""
     row, (node,) = await create_conversation(store, 0)
-    texts = user("Hello", id="blk_1", metadata={"mine": [1, None, {"é": "ü"}]})
-    await store.append(row, node, [texts, assistant("Hi")], response=make_response(1), head=node.id)
+    question = user("Hello", id="blk_1", metadata={"mine": [1, None, {"é": "ü"}]})
+    await store.append(row, node, [question, assistant("Hi")], head=node.id)
     loaded = await store.load(await store.conversation(row.id))
-    assert loaded.blocks == (texts, assistant("Hi"))
-    assert (loaded.blocks[0].id, loaded.blocks[0].metadata) == ("blk_1", texts.metadata)
-    assert [record.response_id for record in loaded.state.anchors] == ["resp_1"]
-    assert loaded.state.anchors[0] == make_response(1).anchor_record
+    assert loaded.blocks == (question, assistant("Hi"))
+    assert (loaded.blocks[0].id, loaded.blocks[0].metadata) == ("blk_1", question.metadata)
     assert loaded.turn("t").id == "t"
-    _, root = await store.load_turn(row, node.id, known=loaded.node, turn=loaded.turn())
-    assert get_state(root) == ConversationState()  # of the blocks before the response
+
+
+async def test_blocks_of_every_kind_are_loaded(store: Store) -> None:
+    """Blocks of all kinds, also those that this version does not know, are the same after loading."""
+    turn = loads(EVERY_KIND)
+    row, (root,) = await create_conversation(store, 0)
+    node = await store.append(row, root, turn.blocks)
+    loaded = (await store.load(row, node.id)).turn(turn.id)
+    assert dumps(loaded.with_data({"kedge.state": None})) == dumps(Turn(turn.blocks, id=turn.id))
+
+
+async def test_anchor_of_a_response_is_loaded(store: Store) -> None:
+    """A response is an anchor of the nodes after it, and not of those before it."""
+    row, (root,) = await create_conversation(store, 0)
+    response = make_response(1)
+    await store.append(row, root, [user("a"), assistant("b")], response=response, head=root.id)
+    loaded = await store.load(await store.conversation(row.id))
+    assert loaded.state.anchors == (response.anchor_record,)
+    _, before = await store.load_turn(row, root.id, known=loaded.node, turn=loaded.turn())
+    assert get_state(before) == ConversationState()
+
+
+async def test_mode_and_data_of_a_node_are_loaded(store: Store) -> None:
+    """A node has the state and the data of its Turn, which the nodes before it do not have."""
+    row, (root,) = await create_conversation(store, 0)
     state = ConversationState("conversation", "resp_1", "conv_9")
-    later = await store.append(
-        row, node, [user("a")], memory=state, data=FrozenMap({"topic": "cats"})
-    )
-    turn = (await store.load(row, later.id)).turn()
-    assert get_state(turn) == state
-    assert turn.data["topic"] == "cats"
-    _, before = await store.load_turn(row, node.id, known=later, turn=turn)
-    assert before.data.keys() == (await store.load(row, node.id)).turn().data.keys()
-    assert get_state(before) == (await store.load(row, node.id)).state
+    data = FrozenMap({"topic": "cats"})
+    node = await store.append(row, root, [user("a")], memory=state, data=data)
+    turn = (await store.load(row, node.id)).turn()
+    assert (get_state(turn), turn.data["topic"]) == (state, "cats")
+    _, before = await store.load_turn(row, root.id, known=node, turn=turn)
+    assert "topic" not in before.data
+    assert get_state(before) == (await store.load(row, root.id)).state
+
+
+async def test_conversation_is_created_with_its_first_blocks(store: Store) -> None:
+    """The first blocks are a node after the root; a second conversation with this id is not created."""
     row = await store.create(blocks=[user("a"), assistant("b")])
     loaded = await store.load(row)
     assert (loaded.node.kind, loaded.blocks) == ("added", (user("a"), assistant("b")))
     with pytest.raises(InvalidSetting):
         await store.create(id=row.id, blocks=[user("c")])
     assert len(await store.tree(row)) == 2
-    turn = loads(EVERY_KIND)
-    row, (root,) = await create_conversation(store, 0)
-    node = await store.append(row, root, turn.blocks)
-    loaded = (await store.load(row, node.id)).turn(turn.id)
-    assert dumps(loaded.with_data({"kedge.state": None})) == dumps(Turn(turn.blocks, id=turn.id))
 
 
 async def test_response_row_round_trip(store: Store) -> None:
@@ -268,29 +286,63 @@ async def test_invalid_settings_are_rejected(store: Store) -> None:
     assert await store.conversations() == []
 
 
+async def list_ids(store: Store, **filters: Any) -> list[str]:
+    """Return the ids of the conversations in a list."""
+    return [row.id for row in await store.conversations(**filters)]
+
+
 async def test_conversations_are_listed_by_change(store: Store) -> None:
-    """Conversations are listed in pages by last change, filtered by time and tag; archived ones on request."""
-    one = await store.create("One", tags=["work", "work", "home"])
-    two = await store.create("Two", data={"a": [1]})
-    assert (one.tags, two.data) == (("home", "work"), FrozenMap({"a": [1]}))
-    await store.update(one.id, title="First", archived=None)
-    assert [row.title for row in await store.conversations()] == ["First", "Two"]
-    assert [row.id for row in await store.conversations(tag="home")] == [one.id]
-    await store.update(two.id, archived=True, tags=["x"])
-    assert [row.id for row in await store.conversations()] == [one.id]
-    assert len(await store.conversations(archived=None)) == 2
-    assert [row.tags for row in await store.conversations(archived=True)] == [("x",)]
-    assert len(await store.conversations(archived=None, limit=1)) == 1
-    store.clock = lambda: 123.0
-    assert (await store.update(one, title="after")).updated_at == 123.0
-    fork = await store.fork(one, one.head)
-    assert (fork.created_at, fork.tags) == (123.0, one.tags)
-    store.clock = lambda: 124.0
-    three = await store.create("Three")
-    pages = [await store.conversations(limit=2, offset=offset) for offset in (0, 2, 4)]
-    assert [[row.id for row in page] for page in pages] == [[three.id, fork.id], [one.id], []]
+    """The conversation that was changed last is the first of the list, which has pages."""
+    names: list[str] = []
+    for number in range(3):
+        store.clock = lambda number=number: 100.0 + number
+        names.append((await store.create()).id)
+    one, two, three = names
+    store.clock = lambda: 200.0
+    assert (await store.update(one, title="after")).updated_at == 200.0
+    assert await list_ids(store) == [one, three, two]
+    pages = [await list_ids(store, limit=2, offset=offset) for offset in (0, 2, 4)]
+    assert pages == [[one, three], [two], []]
+
+
+async def test_conversations_are_listed_by_time(store: Store) -> None:
+    """A list has the changes from one time on, and before another."""
+    names: list[str] = []
+    for number in range(3):
+        store.clock = lambda number=number: 122.0 + number
+        names.append((await store.create()).id)
     rows = await Conversation.list(store, since=123.0, before=124.0)
-    assert [row.id for row in rows] == [fork.id, one.id]
+    assert [row.id for row in rows] == [names[1]]
+
+
+async def test_conversations_are_listed_by_tag(store: Store) -> None:
+    """Tags are sorted and unique, and replaced as a whole."""
+    one = await store.create("One", tags=["work", "work", "home"])
+    two = await store.create("Two")
+    assert one.tags == ("home", "work")
+    await store.update(two.id, tags=["x"])
+    assert await list_ids(store, tag="home") == [one.id]
+    assert await list_ids(store, tag="x") == [two.id]
+
+
+async def test_archived_conversations_are_listed_on_request(store: Store) -> None:
+    """A list has the conversations that are not archived, those that are, or both."""
+    one = await store.create("One")
+    two = await store.create("Two")
+    await store.update(two.id, archived=True)
+    await store.update(one.id, title="First", archived=None)  # which changes nothing else
+    assert await list_ids(store) == [one.id]
+    assert await list_ids(store, archived=True) == [two.id]
+    assert set(await list_ids(store, archived=None)) == {one.id, two.id}
+
+
+async def test_fork_has_the_members_of_its_origin(store: Store) -> None:
+    """A fork begins with the tags and the data of its origin, and a time of its own."""
+    origin = await store.create("One", tags=["home"], data={"a": [1]})
+    store.clock = lambda: 123.0
+    fork = await store.fork(origin, origin.head)
+    assert (fork.created_at, fork.tags) == (123.0, ("home",))
+    assert origin.data == FrozenMap({"a": [1]})
 
 
 @for_each("time", [10**30, float("nan"), "2026"])

@@ -1,6 +1,7 @@
 """Access tokens, sessions and request counts, on every database."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ from kedge._internal.access_tokens import TokenReservation
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.store import Store, TokenRegistry, TokenUse, open_store, token_registry
 from kedge.store.token_registry import DEFAULT_SCOPES
+from store.sample_conversations import count_rows, read_files
 
 
 async def test_token_is_found_only_by_its_secret(store: Store) -> None:
-    """The secret is random and stored as a hash; revoking one token does not affect others of the user."""
+    """A token has the namespace of its name and the default scopes, and is found by its whole secret."""
     registry = TokenRegistry(store)
     token, secret = await registry.add("alice", requests_per_minute=5, tokens_per_minute=100)
     assert (token.name, token.namespace, token.scopes) == ("alice", "alice", {*DEFAULT_SCOPES})
@@ -20,17 +22,35 @@ async def test_token_is_found_only_by_its_secret(store: Store) -> None:
     assert await registry.find(secret) == token == (await registry.list())[0]
     for wrong in ("", "x", "kedge_", secret[:-1], secret + "x", "kedge_\udc80"):
         assert await registry.find(wrong) is None
-    rows = await store.database.read(lambda tx: tx.rows("SELECT * FROM access_tokens"))
-    assert secret not in str(rows)
-    assert secret.encode() not in b"".join(bytes(v) for v in rows[0] if isinstance(v, bytes))
-    _, laptop = await registry.add("laptop", user="alice", scopes=["server"])
+
+
+async def test_secret_of_a_token_is_not_stored(tmp_path: Path) -> None:
+    """The files of a store do not contain the secret, which is stored as a hash."""
+    async with open_store(f"sqlite:///{tmp_path}/s.db") as store:
+        _, secret = await TokenRegistry(store).add("alice")
+    files = read_files(tmp_path)
+    assert b"alice" in files
+    assert secret.encode() not in files
+
+
+async def test_tokens_of_one_user(store: Store) -> None:
+    """Several tokens may have one user, and the operator's have none."""
+    registry = TokenRegistry(store)
+    await registry.add("laptop", user="alice", scopes=["server"])
     await registry.add("phone", user="alice", scopes=["page", "metrics"])
-    admin, _ = await registry.add("ops", user="")
-    assert admin.namespace == ""
-    assert [each.namespace for each in await registry.list()] == ["alice", "alice", "", "alice"]
+    await registry.add("ops", user="")
+    tokens = {token.name: token.namespace for token in await registry.list()}
+    assert tokens == {"laptop": "alice", "phone": "alice", "ops": ""}
+
+
+async def test_revoked_token_is_not_found(store: Store) -> None:
+    """Revoking one token does not affect the others of its user."""
+    registry = TokenRegistry(store)
+    _, laptop = await registry.add("laptop", user="alice")
+    phone_token, phone = await registry.add("phone", user="alice")
     await registry.revoke("laptop")
     assert await registry.find(laptop) is None
-    assert [each.name for each in await registry.list()] == ["alice", "ops", "phone"]
+    assert await registry.find(phone) == phone_token
     with pytest.raises(NotInStore, match="there is no token 'laptop'"):
         await registry.revoke("laptop")
 
@@ -53,28 +73,37 @@ async def test_invalid_tokens_are_rejected() -> None:
             TokenRegistry(store.use_namespace("alice"))
 
 
-async def test_sessions_end_with_their_token(store: Store) -> None:
-    """A session ends when it expires or when its token is revoked."""
+async def test_session_has_its_token_until_it_expires(store: Store) -> None:
+    """A session is found for its time; expired ones are deleted when another one starts."""
     now = [1000.0]
     registry = TokenRegistry(store, lambda: now[0])
     token, _ = await registry.add("alice")
-    first, second = [await registry.start_session("alice", 60.0) for _ in range(2)]
-    assert await registry.find_session(first) == token
+    session = await registry.start_session("alice", 60.0)
+    assert await registry.find_session(session) == token
     assert await registry.find_session("other") is None
     now[0] += 60
-    assert await registry.find_session(first) is None
+    assert await registry.find_session(session) is None
     await registry.start_session("alice", 60.0)
-    rows = await store.database.read(lambda tx: tx.rows("SELECT 1 FROM access_sessions"))
-    assert len(rows) == 1  # expired sessions were deleted
-    third = await registry.start_session("alice", 60.0)
+    assert await count_rows(store, "access_sessions") == [1]
+
+
+async def test_sessions_end_with_their_token(store: Store) -> None:
+    """A token with the same name has none of the sessions and counts of one that was revoked."""
+    registry = TokenRegistry(store)
+    await registry.add("alice")
+    session = await registry.start_session("alice", 60.0)
     await registry.count("alice", requests=5)
     await registry.revoke("alice")
     await registry.add("alice")
     assert (await registry.count("alice", requests=1)).requests == 1
-    assert await registry.find_session(second) is None
-    assert await registry.find_session(third) is None
-    ended = await registry.start_session("nobody", 60.0)
-    assert await registry.find_session(ended) is None
+    assert await registry.find_session(session) is None
+
+
+async def test_session_without_a_token_has_ended(store: Store) -> None:
+    """A session of a name that no token has is never found."""
+    registry = TokenRegistry(store)
+    session = await registry.start_session("nobody", 60.0)
+    assert await registry.find_session(session) is None
 
 
 async def test_counts_are_per_minute(store: Store) -> None:
