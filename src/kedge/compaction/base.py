@@ -78,14 +78,15 @@ class BlockCounter:
 
     def count_block(self, block: Block) -> int:
         """Return the tokens of one block."""
-        leaf = get_cached_digest(block)
-        known = self._counts.get(leaf) if leaf else None
-        if known is None:
-            known = self._counter.count_items([_render_item(block)])
-            if leaf:  # unless it was never planned, or is reasoning, which has no digest
-                with self._lock:
-                    self._counts[leaf] = known
-        return known
+        digest = get_cached_digest(block)
+        if not digest:  # it was never planned, or is reasoning
+            return self._counter.count_items([_render_item(block)])
+        tokens = self._counts.get(digest)
+        if tokens is None:
+            tokens = self._counter.count_items([_render_item(block)])
+            with self._lock:
+                self._counts[digest] = tokens
+        return tokens
 
 
 def _render_item(block: Block) -> Mapping[str, Any]:
@@ -320,7 +321,9 @@ def check_engine(engine: Engine | None) -> Engine | None:
 def component_name(component: object) -> str:
     """Return the name of a trigger, strategy or compactor for the log."""
     name = getattr(component, "name", "")
-    return name if isinstance(name, str) and name else type(component).__name__
+    if isinstance(name, str) and name:
+        return name
+    return type(component).__name__
 
 
 def context_tokens(usage: Usage) -> int:
@@ -399,7 +402,8 @@ def advance_to_first_user_message(blocks: Sequence[Block], start: int = 0) -> tu
 @checked
 def cut_points(blocks: Sequence[Block]) -> list[int]:
     """Return every index at which the history may begin, in order; the last is the newest exchange."""
-    pairing, points = ToolPairing(), list[int]()
+    pairing = ToolPairing()
+    points: list[int] = []
     for index, block in enumerate(blocks):
         is_message = isinstance(block, UserBlock) and block.origin != CORRECTION_ORIGIN
         if is_message and not pairing.open:
@@ -415,11 +419,15 @@ async def find_first_fit(
 
     A later cut leaves fewer blocks, so this is a binary search.
     """
-    low, high = 0, len(points)
+    low = 0
+    high = len(points)
     while low < high:
         middle = (low + high) // 2
         if await await_value(fits(points[middle])):
             high = middle
         else:
             low = middle + 1
-    return (points[low], True) if low < len(points) else (points[-1] if points else 0, False)
+    if low < len(points):
+        return points[low], True
+    last = points[-1] if points else 0
+    return last, False

@@ -116,15 +116,15 @@ async def compact_turn(
 def _filter_result(
     request: CompactionRequest, result: CompactionResult, filters: ContentFilters
 ) -> CompactionResult:
-    """Return the result with what the compactor added filtered; unchanged if that is rejected.
+    """Return the result with the blocks that the compactor added filtered; unchanged if they are rejected.
 
     The other blocks were filtered before, as the occasion requires. The answer that comes before a compaction
     is complete and paid for: a summary that a guard rejects must not make it an error.
     """
-    known = {id(block) for block in request.blocks}
+    own_ids = {id(block) for block in request.blocks}
     try:
         blocks = tuple(
-            block if id(block) in known else filters.apply(block) for block in result.blocks
+            block if id(block) in own_ids else filters.apply(block) for block in result.blocks
         )
     except Blocked as error:
         note = f"a guard rejected its result ({error.rule}); nothing was changed"
@@ -153,12 +153,14 @@ def _find_defect(request: CompactionRequest, result: CompactionResult) -> str:
         return ""
     if not result.blocks or isinstance(result.blocks[0], SystemBlock):
         return "it left nothing, or a leading system block"
-    before, after = (
-        {(problem.kind, problem.call_id) for problem in find_problems(Turn(blocks))}
-        for blocks in (request.blocks, result.blocks)
-    )
-    new = after - before
-    return f"it left {len(new)} calls or results unpaired" if new else ""
+    added = _find_problem_keys(result.blocks) - _find_problem_keys(request.blocks)
+    if added:
+        return f"it left {len(added)} calls or results unpaired"
+    return ""
+
+
+def _find_problem_keys(blocks: Sequence[Block]) -> set[tuple[str, str]]:
+    return {(problem.kind, problem.call_id) for problem in find_problems(Turn(blocks))}
 
 
 class ProviderCounter:
@@ -167,7 +169,7 @@ class ProviderCounter:
     If the provider does not count, the local counter is used.
 
     Args:
-        engine: The engine to use; by default that of the conversation.
+        engine: The engine to use; by default the engine of the conversation.
     """
 
     def __init__(self, engine: Engine | None = None) -> None:
@@ -183,7 +185,9 @@ class ProviderCounter:
 
 def _find_method(engine: Engine | None, name: str) -> Callable[[Turn], Awaitable[Any]] | None:
     """Return a method that only the engines of some providers have."""
-    return None if engine is None else getattr(unwrap(engine), name, None)
+    if engine is None:
+        return None
+    return getattr(unwrap(engine), name, None)
 
 
 MIN_NEW_TOKENS_DIVISOR = 4
@@ -291,8 +295,11 @@ async def cut_until(
     """Return the blocks after the earliest cut that fits, or all of them if they fit."""
     if await await_value(fits(0)):
         return Replacement(request.blocks)
-    start, met = await base.find_first_fit(base.cut_points(request.blocks), fits)
-    return Replacement(request.blocks[start:], () if met else (base.OVER_LIMIT_NOTE,))
+    start, does_fit = await base.find_first_fit(base.cut_points(request.blocks), fits)
+    rest = request.blocks[start:]
+    if not does_fit:
+        return Replacement(rest, (base.OVER_LIMIT_NOTE,))
+    return Replacement(rest)
 
 
 class MessageLimitCompactor(base.LimitCompactor):
@@ -309,8 +316,11 @@ class MessageLimitCompactor(base.LimitCompactor):
 
     def __init__(self, max_messages: int, target_messages: int | None = None) -> None:
         self.max_messages = check_positive_int("max_messages", max_messages)
-        target = max_messages if target_messages is None else target_messages
-        self.target_messages = check_positive_int("target_messages", target, maximum=max_messages)
+        if target_messages is None:
+            target_messages = max_messages
+        self.target_messages = check_positive_int(
+            "target_messages", target_messages, maximum=max_messages
+        )
 
     def should_compact(self, request: CompactionRequest) -> bool:
         """Return whether there are more than ``max_messages`` blocks."""
@@ -391,7 +401,9 @@ class TokenLimitCompactor(base.LimitCompactor):
                 tokens = await self.counter.count(request, request.blocks)
                 return replace(request, tokens=tokens)
             return request
-        return replace(request, counter=self.counter) if self.counter else request
+        if self.counter:
+            return replace(request, counter=self.counter)
+        return request
 
 
 class CompositeCompactor:
@@ -413,23 +425,33 @@ class CompositeCompactor:
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
         """Run each compactor."""
-        result, step = base.unchanged_result(request, component_name(self)), request
+        result = base.unchanged_result(request, component_name(self))
+        next_request = request
         for compactor in self.compactors:
-            done = await run_compactor(compactor, step)
-            if done.changed:
-                step = replace(step, blocks=done.blocks, usage=None, tokens=done.tokens_after)
-            result = _merge_results(result, done)
+            step = await run_compactor(compactor, next_request)
+            if step.changed:
+                next_request = replace(
+                    next_request, blocks=step.blocks, usage=None, tokens=step.tokens_after
+                )
+            result = _merge_results(result, step)
         changes = diff(Turn(request.blocks), Turn(result.blocks))
         return replace(result, changes=changes)
 
 
 def _merge_results(first: CompactionResult, second: CompactionResult) -> CompactionResult:
-    """Return both results as one; the changes are those of the second, and are recomputed later."""
-    one, other = first.usage, second.usage
-    usage = one + other if one and other else one or other
-    together = replace(second, notes=(*first.notes, *second.notes), usage=usage)
-    if first.changed and second.changed:
-        return replace(together, by=f"{first.by}, {second.by}", tokens_before=first.tokens_before)
-    if second.changed:
-        return together
-    return replace(first, notes=together.notes, usage=together.usage)
+    """Return both results as one, with the changes of the second one, which are computed again later."""
+    usage = first.usage or second.usage
+    if first.usage and second.usage:
+        usage = first.usage + second.usage
+    notes = (*first.notes, *second.notes)
+    if not second.changed:
+        return replace(first, notes=notes, usage=usage)
+    if not first.changed:
+        return replace(second, notes=notes, usage=usage)
+    return replace(
+        second,
+        notes=notes,
+        usage=usage,
+        by=f"{first.by}, {second.by}",
+        tokens_before=first.tokens_before,
+    )

@@ -71,12 +71,14 @@ class SummarizingCompactor(LimitCompactor):
         max_summary_tokens: int | None = None,
     ) -> None:
         self.max_tokens = check_positive_int("max_tokens", max_tokens)
-        keep = max(1, max_tokens // 2) if keep_tokens is None else keep_tokens
-        self.keep_tokens = check_positive_int("keep_tokens", keep, maximum=max_tokens)
-        limit = max(MIN_SUMMARY_TOKENS, (max_tokens - keep) // 2)
-        if max_summary_tokens is not None:
-            limit = check_positive_int("max_summary_tokens", max_summary_tokens, maximum=max_tokens)
-        self.max_summary_tokens = limit
+        if keep_tokens is None:
+            keep_tokens = max(1, max_tokens // 2)
+        self.keep_tokens = check_positive_int("keep_tokens", keep_tokens, maximum=max_tokens)
+        if max_summary_tokens is None:
+            max_summary_tokens = max(MIN_SUMMARY_TOKENS, (max_tokens - keep_tokens) // 2)
+        else:
+            check_positive_int("max_summary_tokens", max_summary_tokens, maximum=max_tokens)
+        self.max_summary_tokens = max_summary_tokens
         self.engine = check_engine(engine)
         self.model = model
         self.ask = ask
@@ -88,7 +90,8 @@ class SummarizingCompactor(LimitCompactor):
     async def compact_blocks(self, request: CompactionRequest) -> Replacement:
         """Return a summary of the old part, and the newest part."""
         start = await self._find_start(request)
-        old, new = request.blocks[:start], request.blocks[start:]
+        old = request.blocks[:start]
+        new = request.blocks[start:]
         if all(map(is_summary, old)):
             return Replacement(request.blocks, ("there is nothing old enough to summarize",))
         try:
@@ -119,8 +122,10 @@ class SummarizingCompactor(LimitCompactor):
 
     async def _find_start(self, request: CompactionRequest) -> int:
         """Return the index at which the newest part begins."""
-        tokens, points = request.suffix_tokens(), cut_points(request.blocks)
-        return (await find_first_fit(points, lambda start: tokens[start] <= self.keep_tokens))[0]
+        tokens = request.suffix_tokens()
+        points = cut_points(request.blocks)
+        start, _ = await find_first_fit(points, lambda start: tokens[start] <= self.keep_tokens)
+        return start
 
     async def _request_summary(
         self, request: CompactionRequest, old: Sequence[Block]
@@ -131,7 +136,9 @@ class SummarizingCompactor(LimitCompactor):
                 "there is no engine to request a summary from; give the compactor an engine"
             )
         turn = request.build_turn(old).append(user(self.ask, origin=SUMMARY_ORIGIN))
-        options: dict[str, Any] = {"model": self.model} if self.model else {}
+        options: dict[str, Any] = {}
+        if self.model:
+            options["model"] = self.model
         if engine.plan(turn).mode == "conversation":
             # The prompt must not become part of the conversation object.
             options["mode"] = "chained"
@@ -141,8 +148,10 @@ class SummarizingCompactor(LimitCompactor):
 
 
 def build_summary_block(text: str, old: Sequence[Block]) -> UserBlock:
-    """Return the block that replaces the old ones."""
-    covered = sum(block.metadata.get(SUMMARY_KEY, 1) if is_summary(block) else 1 for block in old)
+    """Return the block that replaces the old ones, with the number of original blocks that it covers."""
+    covered = 0
+    for block in old:
+        covered += block.metadata[SUMMARY_KEY] if is_summary(block) else 1
     summary = f"{SUMMARY_HEADING}\n{text}"
     return user(summary, origin=SUMMARY_ORIGIN, metadata={SUMMARY_KEY: covered})
 

@@ -28,15 +28,17 @@ def truncate_text(text: str, max_chars: int) -> str:
     """Return the text in about ``max_chars`` characters; JSON stays JSON if that is possible."""
     if len(text) <= max_chars:
         return text
-    written = _shrink_json(text, max_chars)
-    return _cut_middle(text, max_chars) if written is None else written
+    shrunk = _shrink_json(text, max_chars)
+    if shrunk is not None:
+        return shrunk
+    return _cut_middle(text, max_chars)
 
 
 def truncate_json(text: str, max_chars: int) -> str:
     """Return the JSON text in about ``max_chars`` characters, always as JSON."""
-    written = _shrink_json(text, max_chars)
-    if written is not None:
-        return written
+    shrunk = _shrink_json(text, max_chars)
+    if shrunk is not None:
+        return shrunk
     return encode_escaped({"shortened": _cut_middle(text, max_chars)}).decode()
 
 
@@ -67,28 +69,34 @@ def _shrink_json(text: str, max_chars: int) -> str | None:
     """Return the JSON text with its long members cut; None if it is not JSON or is still too long."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
+    shrunk = ""
     try:
         value = decode(text, parse_constant=reject_constant)
-        written = ""
-        for length, members in _TRUNCATION_LEVELS:
-            written = encode_escaped(_shrink_value(value, length, members)).decode()
-            if len(written) <= max_chars:
-                return written
+        for max_length, max_items in _TRUNCATION_LEVELS:
+            shrunk = encode_escaped(_shrink_value(value, max_length, max_items)).decode()
+            if len(shrunk) <= max_chars:
+                return shrunk
     except (ValueError, RecursionError):
         return None
-    return written if len(written) <= 2 * max_chars else None  # the structure is worth the excess
+    if len(shrunk) > 2 * max_chars:
+        return None
+    return shrunk  # the structure is worth the excess
 
 
 def _shrink_value(value: Any, max_length: int, max_items: int) -> Any:
     match value:
         case str():
             rest = len(value) - max_length
-            return value if rest <= 0 else f"{value[:max_length]}… (+{rest} characters)"
+            if rest <= 0:
+                return value
+            return f"{value[:max_length]}… (+{rest} characters)"
         case list():
-            listed = cast("list[Any]", value)
-            shrunk = [_shrink_value(each, max_length, max_items) for each in listed[:max_items]]
-            rest = len(listed) - max_items
-            return shrunk if rest <= 0 else [*shrunk, f"… (+{rest} more)"]
+            items = cast("list[Any]", value)
+            shrunk = [_shrink_value(item, max_length, max_items) for item in items[:max_items]]
+            rest = len(items) - max_items
+            if rest > 0:
+                shrunk.append(f"… (+{rest} more)")
+            return shrunk
         case dict():
             table = cast("dict[str, Any]", value)
             return {
@@ -99,7 +107,8 @@ def _shrink_value(value: Any, max_length: int, max_items: int) -> Any:
 
 
 def _cut_middle(text: str, max_chars: int) -> str:
-    head, tail = max_chars * 2 // 3, max_chars // 3
+    head = max_chars * 2 // 3
+    tail = max_chars // 3
     left_out = len(text) - head - tail
     return f"{text[:head]}\n[… {left_out} characters left out …]\n{text[len(text) - tail :]}"
 
@@ -145,7 +154,9 @@ class ToolExchangeCompactor(LimitCompactor):
     def _find_start(self, blocks: Sequence[Block]) -> int:
         """Return the index of the first exchange that is not shortened."""
         points = cut_points(blocks)
-        return points[-self.keep_exchanges] if len(points) >= self.keep_exchanges else 0
+        if len(points) < self.keep_exchanges:
+            return 0
+        return points[-self.keep_exchanges]
 
     def _shorten(self, block: Block) -> Block:
         """Return the shortened block; the identical block if it is short already."""

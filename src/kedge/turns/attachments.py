@@ -168,8 +168,9 @@ def read_audio(part: Part) -> tuple[str, str] | None:
     members = cast("Mapping[str, object]", clip)
     data = members.get("data")
     kind = members.get("format")
-    media_type = _AUDIO_TYPES.get(kind) if isinstance(kind, str) else None
-    return (media_type, data) if media_type and isinstance(data, str) else None
+    if not isinstance(kind, str) or kind not in _AUDIO_TYPES or not isinstance(data, str):
+        return None
+    return _AUDIO_TYPES[kind], data
 
 
 def _default_filename(data: str) -> str:
@@ -184,7 +185,9 @@ def _default_filename(data: str) -> str:
 def _detect_image_type(content: bytes) -> str:
     """Return the type of an image by its content: Anthropic rejects an image with another type than declared."""
     media_type = detect_media_type(content)
-    return media_type if media_type.startswith("image/") else ""
+    if not media_type.startswith("image/"):
+        return ""
+    return media_type
 
 
 def _get_name(path: LocalPath) -> str:
@@ -240,7 +243,9 @@ def check_url(source: object, name: str) -> str:
 
 def shorten_url(url: str) -> str:
     """Return the beginning of a URL, for messages."""
-    return url if len(url) <= MAX_SHOWN_URL else f"{url[:MAX_SHOWN_URL]}…"
+    if len(url) <= MAX_SHOWN_URL:
+        return url
+    return f"{url[:MAX_SHOWN_URL]}…"
 
 
 def data_url(content: bytes, media_type: str) -> str:

@@ -49,7 +49,8 @@ BlockKind = Literal[
 ]
 KNOWN_KINDS: frozenset[str] = frozenset(get_args(BlockKind)) - {"unknown"}
 Role = Literal["system", "developer"]
-USER, ENGINE = "user", "engine"
+USER = "user"
+ENGINE = "engine"
 """The origins of most blocks."""
 _Id = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -109,7 +110,9 @@ class Source(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     output_index: int | None = None
 
     def __post_init__(self) -> None:
-        response_id, item_id, index = self.response_id, self.item_id, self.output_index
+        response_id = self.response_id
+        item_id = self.item_id
+        index = self.output_index
         if type(response_id) is not str or not response_id.isascii():
             force_setattr(self, "response_id", check_text(response_id, "response_id"))
         if type(item_id) is not str or not item_id.isascii():
@@ -146,7 +149,8 @@ class BlockBase(ImmutableStruct, _CacheSlot, frozen=True, kw_only=True, tag_fiel
     extra: Extra = EMPTY
 
     def __post_init__(self) -> None:
-        name, origin = self.id, self.origin
+        name = self.id
+        origin = self.origin
         if name == "":
             force_setattr(self, "id", new_id("blk"))
         elif type(name) is not str or not name.isascii():
@@ -350,7 +354,9 @@ class ToolCallBlock(BlockBase, frozen=True, tag="tool_call"):
     custom: bool = False
 
     def _check(self) -> None:
-        name, arguments, call_id = self.name, self.arguments, self.call_id
+        name = self.name
+        arguments = self.arguments
+        call_id = self.call_id
         is_text = type(name) is type(arguments) is type(call_id) is str
         if not (is_text and name.isascii() and arguments.isascii() and call_id.isascii()):
             check_texts(self, "name", "arguments", "call_id")
@@ -375,7 +381,8 @@ class ToolResultBlock(BlockBase, frozen=True, tag="tool_result"):
     custom: bool = False
 
     def _check(self) -> None:
-        parts, call_id = self.parts, self.call_id
+        parts = self.parts
+        call_id = self.call_id
         if type(parts) is not tuple or len(parts) != 1 or type(parts[0]) is not TextPart:
             force_setattr(self, "parts", check_parts(parts, PART_TYPES, "a tool result"))
         if type(call_id) is not str or not call_id.isascii():
@@ -692,10 +699,12 @@ def _to_parts(content: object) -> tuple[Part, ...]:
 def _output_to_parts(output: object) -> tuple[Part, ...]:
     if isinstance(output, str):
         return (TextPart(output),)
-    is_list = isinstance(cast("Any", output), list | tuple)
-    members = cast("list[object]", output) if is_list else [output]
-    has_parts = any(isinstance(part, PART_TYPES) for part in members)
-    return _to_parts(output) if has_parts else (TextPart(_encode_json(output)),)
+    members = [output]
+    if isinstance(cast("Any", output), list | tuple):
+        members = list(cast("Iterable[object]", output))
+    if any(isinstance(part, PART_TYPES) for part in members):
+        return _to_parts(output)
+    return (TextPart(_encode_json(output)),)
 
 
 def _encode_json(value: object) -> str:
@@ -703,6 +712,8 @@ def _encode_json(value: object) -> str:
 
 
 def _to_texts(texts: str | Iterable[str]) -> Iterable[str]:
+    if texts == "":
+        return ()
     if isinstance(texts, str):
-        return (texts,) if texts else ()
+        return (texts,)
     return texts

@@ -59,7 +59,9 @@ class ContentFilters(tuple[ContentFilter, ...]):
 
     def with_filter(self, added: ContentFilter) -> "ContentFilters":
         """Return filters that contain ``added``; the same object if it contains ``added`` already."""
-        return self if added in self else ContentFilters((*self, added))
+        if added in self:
+            return self
+        return ContentFilters((*self, added))
 
     def apply(self, block: B, phases: Phases = BOTH, filters: Filters | None = None) -> B:
         """Return the block after the filters.
@@ -72,9 +74,11 @@ class ContentFilters(tuple[ContentFilter, ...]):
         Raises:
             Blocked: A rule rejects the content.
         """
+        if filters is None:
+            filters = self
         for phase in phases:
-            for each in self if filters is None else filters:
-                block = self._apply_one(each, block, phase)
+            for content_filter in filters:
+                block = self._apply_one(content_filter, block, phase)
         return block
 
     def apply_to_turn(
@@ -85,10 +89,12 @@ class ContentFilters(tuple[ContentFilter, ...]):
         Raises:
             Blocked: A rule rejects the content.
         """
-        chosen = self if filters is None else tuple(filters)
-        if not chosen:
+        if filters is None:
+            filters = self
+        filters = tuple(filters)
+        if not filters:
             return turn
-        return turn.with_blocks(self.apply(block, phases, chosen) for block in turn.blocks)
+        return turn.with_blocks(self.apply(block, phases, filters) for block in turn.blocks)
 
     def edit_text(self, text: str) -> str:
         """Return the text without anything that a rule matches. Never raises."""

@@ -208,7 +208,9 @@ def thaw(value: Any) -> Any:
         return {name: thaw(member) for name, member in cast("dict[str, Any]", value).items()}
     if kind is list or isinstance(value, tuple | list):
         return [thaw(member) for member in cast("tuple[object, ...]", value)]
-    return thaw(_to_json(value)) if _has_json_form(value) else value
+    if _has_json_form(value):
+        return thaw(_to_json(value))
+    return value
 
 
 def json_equal(one: Any, other: Any) -> bool:
@@ -220,13 +222,17 @@ def json_equal(one: Any, other: Any) -> bool:
     if isinstance(one, str | int | NoneType):
         return bool(one == other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        members, others = cast("Mapping[str, Any]", one), cast("Mapping[str, Any]", other)
-        return members.keys() == others.keys() and all(
-            json_equal(member, others[name]) for name, member in members.items()
+        members = cast("Mapping[str, Any]", one)
+        other_members = cast("Mapping[str, Any]", other)
+        return members.keys() == other_members.keys() and all(
+            json_equal(member, other_members[name]) for name, member in members.items()
         )
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        elements, rest = cast("tuple[Any, ...]", one), cast("tuple[Any, ...]", other)
-        return len(elements) == len(rest) and all(map(json_equal, elements, rest))
+        elements = cast("tuple[Any, ...]", one)
+        other_elements = cast("tuple[Any, ...]", other)
+        if len(elements) != len(other_elements):
+            return False
+        return all(map(json_equal, elements, other_elements))
     if _has_json_form(cast("object", one)):
         return json_equal(_to_json(one), other)
     return _has_json_form(other) and json_equal(one, _to_json(other))
@@ -370,12 +376,16 @@ def get_wrapped(members: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the object that ``wrap`` received, which must not be changed; of another map, its plain members."""
     if type(members) is not FrozenMap:
         return members
-    return thaw(members) if members._source is None else members._source
+    if members._source is None:
+        return thaw(members)
+    return members._source
 
 
 def wrap_copy(members: Mapping[str, Any]) -> FrozenMap:
     """Return a map of a copy of these members, which need not be JSON."""
-    return members if type(members) is FrozenMap else wrap(thaw(dict(members)))
+    if type(members) is FrozenMap:
+        return members
+    return wrap(thaw(dict(members)))
 
 
 def _wrap(value: Any) -> Any:
@@ -403,13 +413,17 @@ def compute_once(function: Callable[[FrozenMap], Form], value: FrozenMap) -> For
 
 def to_encodable(value: object) -> object:
     """Return a map as a dict, and any other object as text: the ``default`` of encoders for comparisons and sizes."""
-    return compute_once(thaw, value) if type(value) is FrozenMap else str(value)
+    if type(value) is FrozenMap:
+        return compute_once(thaw, value)
+    return str(value)
 
 
 def _depth(value: Any) -> int:
     if type(value) is tuple:
         return 1 + max(map(_depth, cast("tuple[Any, ...]", value)), default=0)
-    return value.depth if type(value) is FrozenMap else 0
+    if type(value) is FrozenMap:
+        return value.depth
+    return 0
 
 
 def _has_json_form(value: object) -> bool:
@@ -425,4 +439,6 @@ def _to_json(value: Any) -> Any:
 def _json_hash(value: Any) -> int:
     if type(value) is tuple:
         return hash(tuple(map(_json_hash, cast("tuple[Any, ...]", value))))
-    return hash(_to_json(value)) if _has_json_form(value) else hash(value)
+    if _has_json_form(value):
+        value = _to_json(value)
+    return hash(value)

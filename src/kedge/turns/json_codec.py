@@ -11,7 +11,7 @@ Nothing that was read is lost.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -45,14 +45,18 @@ _PART_TYPES: dict[str, type[Any]] = {
 
 def decode_special(kind: type[Any], value: object) -> Any:
     """Return the value of a field whose type msgspec does not know; the ``dec_hook`` of decoders."""
-    if kind is FrozenMap:
-        return value if type(value) is FrozenMap else read_map(value)
-    raise TypeError(f"{kind.__name__} is not a member")
+    if kind is not FrozenMap:
+        raise TypeError(f"{kind.__name__} is not a member")
+    if type(value) is FrozenMap:
+        return value
+    return read_map(value)
 
 
 def encode_special(value: Any) -> Any:
     """Return a map as a dict, and a value with a JSON form as that; the ``enc_hook`` of encoders."""
-    return dict(value) if type(value) is FrozenMap else value.to_json()
+    if type(value) is FrozenMap:
+        return dict(value)
+    return value.to_json()
 
 
 class _Forms(msgspec.Struct):
@@ -83,7 +87,9 @@ def parse_block(text: str) -> Block:
 
 def encode_block(block: Block) -> str:
     """Return the JSON form of a block, as compact text."""
-    return (encode_json(block) if is_plain(block) else encode(dump_block(block))).decode()
+    if is_plain(block):
+        return encode_json(block).decode()
+    return encode(dump_block(block)).decode()
 
 
 def is_plain(block: Block) -> bool:
@@ -197,12 +203,18 @@ def _decode_split(value: object) -> Block:
     parts = form.get("parts")
     if isinstance(parts, list):
         members = enumerate(cast("list[object]", parts))
-        form = {**form, "parts": [_decode_part(part, index) for index, part in members]}
-        for index, part in enumerate(form["parts"] if kind == "assistant" else ()):
-            if not isinstance(part, ASSISTANT_PART_TYPES):
-                problem = "an assistant block can have text and refusals only"
-                raise InvalidJSON(f".parts[{index}].type", problem)
+        decoded = [_decode_part(part, index) for index, part in members]
+        if kind == "assistant":
+            _check_assistant_parts(decoded)
+        form = {**form, "parts": decoded}
     return _convert_known(form, _BLOCK_TYPES[kind])
+
+
+def _check_assistant_parts(parts: Iterable[Part]) -> None:
+    for index, part in enumerate(parts):
+        if not isinstance(part, ASSISTANT_PART_TYPES):
+            problem = "an assistant block can have text and refusals only"
+            raise InvalidJSON(f".parts[{index}].type", problem)
 
 
 def _decode_part(value: object, index: int) -> Part:
@@ -220,8 +232,10 @@ def _convert_known(form: JsonObject, cls: type[Any]) -> Any:
     """Return the Struct of a form, with its unknown members in ``extra``."""
     names = {cls.__struct_config__.tag_field, *cls.__struct_fields__} - {"extra"}
     rest = {name: member for name, member in form.items() if name not in names}
-    found = _convert({name: form[name] for name in form if name in names}, cls)
-    return replace(found, extra=read_map(rest)) if rest else found
+    struct = _convert({name: form[name] for name in form if name in names}, cls)
+    if rest:
+        return replace(struct, extra=read_map(rest))
+    return struct
 
 
 def _convert(form: JsonObject, cls: type[Any]) -> Any:
@@ -279,8 +293,9 @@ def name_type(value: object) -> str:
 
 def to_invalid_json(error: msgspec.ValidationError) -> InvalidJSON:
     """Return the error for a value that a decoder rejected, with the path of the invalid member."""
-    found = cast("re.Match[str]", _MESSAGE.fullmatch(str(error)))
-    path, problem = found["path"] or "", found["problem"]
+    message = cast("re.Match[str]", _MESSAGE.fullmatch(str(error)))
+    path = message["path"] or ""
+    problem = message["problem"]
     # The cause is an error of a check, whose path is the name of a field.
     if isinstance(cause := error.__cause__, InvalidJSON):
         step = "." if cause.path[:1] not in (".", "[", "") else ""
@@ -294,9 +309,10 @@ def to_invalid_json(error: msgspec.ValidationError) -> InvalidJSON:
     if problem.startswith("Expected `str` of length"):
         return InvalidJSON(path, "expected an id, got an empty string")
     if mismatch := _MISMATCH.fullmatch(problem):
-        wanted, given = (_TYPE_NAMES.get(name, name) for name in mismatch.groups())
-        wanted = "true or false" if mismatch[1] == "bool" else wanted
-        return InvalidJSON(path, f"expected {wanted}, got {given}")
+        wanted, actual = (_TYPE_NAMES.get(name, name) for name in mismatch.groups())
+        if mismatch[1] == "bool":
+            wanted = "true or false"
+        return InvalidJSON(path, f"expected {wanted}, got {actual}")
     return InvalidJSON(path, problem[:1].lower() + problem[1:])
 
 
@@ -315,7 +331,9 @@ def parse_json(text: str | bytes) -> object:
     if not isinstance(text, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidJSON("$", f"expected JSON text, got {type(text).__name__}")
     try:
-        return _decode_json(text if isinstance(text, str) else text.decode())
+        if isinstance(text, bytes):
+            text = text.decode()
+        return _decode_json(text)
     except RecursionError:
         raise InvalidJSON("$", "nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -427,8 +445,10 @@ def dump(turn: Turn) -> JsonObject:
 
 
 def _dump_members(turn: Turn) -> JsonObject:
-    data = {"data": thaw(turn.data)} if turn.data else {}
-    return {"format": FORMAT, "version": VERSION, "id": turn.id, **data}
+    members: JsonObject = {"format": FORMAT, "version": VERSION, "id": turn.id}
+    if turn.data:
+        members["data"] = thaw(turn.data)
+    return members
 
 
 def load(value: object) -> Turn:
@@ -455,12 +475,13 @@ def _load_turn(value: object) -> Turn:
         raise InvalidJSON(".format", f"expected {FORMAT!r}")
     _check_version(form.get("version"))
     rest = {name: member for name, member in form.items() if name not in TURN_MEMBERS}
-    return Turn(
-        _load_blocks(form),
-        id=_read_id(form) if "id" in form else "",
-        data=read_map(form["data"], ".data") if "data" in form else {},
-        extra=read_map(rest),
-    )
+    turn_id = ""
+    if "id" in form:
+        turn_id = _read_id(form)
+    data = EMPTY
+    if "data" in form:
+        data = read_map(form["data"], ".data")
+    return Turn(_load_blocks(form), id=turn_id, data=data, extra=read_map(rest))
 
 
 def _load_blocks(form: JsonObject) -> Sequence[Block]:

@@ -9,6 +9,7 @@ of the model's output only ``RESENT_FIELDS`` are. An item that cannot be convert
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import repeat
 from typing import Any, cast
 
@@ -91,13 +92,14 @@ def item_from_block(block: blocks.Block) -> Item:
             fields = _encode_members(block, RESENT_FIELDS)
             return {"type": "message", "role": "assistant", "content": content, **fields}
         case blocks.SystemBlock():
-            content, members = _encode_content((TextPart(block.text),)), _encode_members(block)
+            content = _encode_content((TextPart(block.text),))
+            members = _encode_members(block)
             return {**members, "type": "message", "role": block.role, "content": content}
         case blocks.ToolCallBlock():
-            kind, written = CALL_FORMS[block.custom]
+            kind, arguments_member = CALL_FORMS[block.custom]
             call = {"type": kind, "call_id": block.call_id, "name": block.name}
             members = _encode_members(block, RESENT_FIELDS)
-            return {**call, written: block.arguments, **members}
+            return {**call, arguments_member: block.arguments, **members}
         case blocks.ToolResultBlock():
             kind = f"{CALL_FORMS[block.custom][0]}_output"
             output = _encode_content(block.parts)
@@ -135,13 +137,18 @@ def block_from_item(item: Mapping[str, Any], **identity: Any) -> blocks.Block:
         source = identity.get("source") or blocks.Source()
         if not source.item_id:
             identity["source"] = replace(source, item_id=item["id"])
+    return _read_known(item, identity) or blocks.OpaqueBlock(freeze(item), **identity)
+
+
+def _read_known(item: Mapping[str, Any], identity: dict[str, Any]) -> blocks.Block | None:
+    """Return the block of an item; None if its type or its form is unknown."""
     kind = item["type"]
-    read = _ITEM_READERS.get(kind) if isinstance(kind, str) else None
+    if not isinstance(kind, str) or kind not in _ITEM_READERS:
+        return None
     try:
-        block = read(item, identity) if read else None
+        return _ITEM_READERS[kind](item, identity)
     except InvalidTurn:
-        block = None  # a known type in an unknown form
-    return block or blocks.OpaqueBlock(freeze(item), **identity)
+        return None
 
 
 def drop_ciphertext(block: blocks.Block) -> blocks.Block:
@@ -162,7 +169,9 @@ def _drop_encrypted(value: Any) -> Any:
     if isinstance(value, FrozenMap):
         kept = {k: v for k, v in value.items() if k != "encrypted_content"}
         return FrozenMap({name: _drop_encrypted(member) for name, member in kept.items()})
-    return tuple(map(_drop_encrypted, value)) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if isinstance(value, tuple):
+        return tuple(map(_drop_encrypted, cast("tuple[Any, ...]", value)))
+    return value
 
 
 def _infer_type(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -202,7 +211,9 @@ def _encode_opaque(block: blocks.OpaqueBlock) -> Item:
 
 
 def _encode_members(block: blocks.Block, names: tuple[str, ...] | None = None) -> Item:
-    return {} if block.extra is EMPTY else thaw(select_members(block.extra, names))
+    if block.extra is EMPTY:
+        return {}
+    return thaw(select_members(block.extra, names))
 
 
 def _encode_input_part(part: Part) -> Item:
@@ -268,8 +279,9 @@ def _read_message(item: Mapping[str, Any], identity: Any) -> blocks.Block | None
         case "user":
             return blocks.UserBlock(_read_parts(item.get("content"), _INPUT_PART_READERS), **rest)
         case "assistant":
-            # Some servers write null for the content of a message without text.
-            content = () if item.get("content") is None else item["content"]
+            content: object = item.get("content")
+            if content is None:  # as some servers write a message without text
+                content = ()
             parts = _read_parts(content, _OUTPUT_PART_READERS)
             return blocks.AssistantBlock(cast("tuple[AssistantPart, ...]", parts), **rest)
         case "system" | "developer" as role:
@@ -286,11 +298,16 @@ def _read_system(item: Mapping[str, Any], role: Any, rest: Any) -> blocks.Block 
 
 
 def _read_call(item: Mapping[str, Any], identity: Any) -> blocks.Block:
-    custom = item["type"] == "custom_tool_call"
-    written = CALL_FORMS[custom][1]
-    rest = _add_unread_fields(item, identity, "call_id", "name", written)
-    name, call_id = cast("str", item.get("name")), cast("str", item.get("call_id"))
-    return blocks.ToolCallBlock(name, cast("str", item.get(written)), call_id, custom, **rest)
+    is_custom = item["type"] == "custom_tool_call"
+    _, arguments_member = CALL_FORMS[is_custom]
+    rest = _add_unread_fields(item, identity, "call_id", "name", arguments_member)
+    return blocks.ToolCallBlock(
+        name=cast("str", item.get("name")),
+        arguments=cast("str", item.get(arguments_member)),
+        call_id=cast("str", item.get("call_id")),
+        custom=is_custom,
+        **rest,
+    )
 
 
 def _read_result(item: Mapping[str, Any], identity: Any) -> blocks.Block:
@@ -302,15 +319,20 @@ def _read_result(item: Mapping[str, Any], identity: Any) -> blocks.Block:
 
 def _read_reasoning(item: Mapping[str, Any], identity: Any) -> blocks.Block:
     """Convert reasoning of any form to a reasoning block, so that it is never sent as another item."""
-    encrypted: Any = item.get("encrypted_content")
-    read: dict[str, Any] = {
-        "summary": _read_plain_texts(item.get("summary"), "summary_text"),
-        "content": _read_plain_texts(item.get("content"), "reasoning_text"),
-        "encrypted_content": encrypted if isinstance(encrypted, str) else None,
-    }
-    rest = _add_unread_fields(item, identity, *(name for name in read if read[name] is not None))
-    summary, texts, content = read.values()
-    return blocks.ReasoningBlock(summary or (), texts or (), content or "", **rest)
+    summary = _read_plain_texts(item.get("summary"), "summary_text")
+    texts = _read_plain_texts(item.get("content"), "reasoning_text")
+    encrypted: object = item.get("encrypted_content")
+    read_members: list[str] = []
+    if summary is not None:
+        read_members.append("summary")
+    if texts is not None:
+        read_members.append("content")
+    if isinstance(encrypted, str):
+        read_members.append("encrypted_content")
+    else:
+        encrypted = ""
+    rest = _add_unread_fields(item, identity, *read_members)
+    return blocks.ReasoningBlock(summary or (), texts or (), encrypted, **rest)
 
 
 def _read_plain_texts(parts: object, kind: str) -> tuple[str, ...] | None:
@@ -321,9 +343,10 @@ def _read_plain_texts(parts: object, kind: str) -> tuple[str, ...] | None:
         return None
     texts: list[str] = []
     for part in cast("list[Mapping[str, Any] | None]", parts):
-        members = dict(part) if isinstance(part, Mapping) else {}
-        text = members.get("text")
-        if not isinstance(text, str) or members != {"type": kind, "text": text}:
+        if not isinstance(part, Mapping):
+            return None
+        text = part.get("text")
+        if not isinstance(text, str) or dict(part) != {"type": kind, "text": text}:
             return None
         texts.append(text)
     return tuple(texts)
@@ -355,12 +378,11 @@ def _read_part(part: object, readers: Mapping[str, _PartReader]) -> Part:
         raise InvalidTurn("a part must be an object")
     members = {k: v for k, v in cast("Mapping[str, Any]", part).items() if v is not None}
     kind = members.pop("type", None)
-    read = readers.get(kind) if isinstance(kind, str) else None
-    try:
-        known = read(members) if read else None
-    except InvalidTurn:
-        known = None
-    return known or OpaquePart(drop_nulls(freeze(part)))
+    known_part: Part | None = None
+    if isinstance(kind, str) and kind in readers:
+        with suppress(InvalidTurn):  # a known type in an unknown form
+            known_part = readers[kind](members)
+    return known_part or OpaquePart(drop_nulls(freeze(part)))
 
 
 def _build_reader(cls: type[Part], names: Mapping[str, str]) -> _PartReader:
@@ -377,8 +399,10 @@ def _build_reader(cls: type[Part], names: Mapping[str, str]) -> _PartReader:
 
 def _read_output_text(members: dict[str, Any]) -> Part:
     text = members.pop("text", None)
-    rest = {k: v for k, v in members.items() if v not in ([], ())}
-    return TextPart(text, extra=FrozenMap(rest)) if rest else TextPart(cast("str", text))
+    rest = {name: value for name, value in members.items() if value not in ([], ())}
+    if rest:
+        return TextPart(text, extra=FrozenMap(rest))
+    return TextPart(cast("str", text))
 
 
 _ITEM_READERS: dict[str, Callable[[Mapping[str, Any], Any], blocks.Block | None]] = {

@@ -47,31 +47,38 @@ def select_members(extra: FrozenMap, names: Iterable[str] | None = None) -> Froz
     item = extra.get("item")
     if not isinstance(item, FrozenMap):
         return EMPTY
-    names = item.keys() - {"id", "status"} if names is None else item.keys() & set(names)
-    return drop_nulls(FrozenMap({name: item[name] for name in names})) if names else EMPTY
+    if names is None:
+        selected = item.keys() - {"id", "status"}
+    else:
+        selected = item.keys() & set(names)
+    if not selected:
+        return EMPTY
+    return drop_nulls(FrozenMap({name: item[name] for name in selected}))
 
 
 def select_annotations(extra: FrozenMap) -> tuple[FrozenMap, ...]:
     """Return the annotations of a text that have the form of the Responses API, without nulls; others are not sent."""
-    listed: Any = extra.get("annotations")
-    annotations = cast("tuple[Any, ...]", listed) if isinstance(listed, tuple) else ()
+    annotations = extra.get("annotations")
+    if not isinstance(annotations, tuple):
+        return ()
     return tuple(
-        drop_nulls(each)
-        for each in annotations
-        if isinstance(each, FrozenMap)
-        and each.get("type") in ANNOTATION_TYPES
-        and each["type"] not in each  # where the Chat Completions API has the members
+        drop_nulls(annotation)
+        for annotation in cast("tuple[Any, ...]", annotations)
+        if isinstance(annotation, FrozenMap)
+        and annotation.get("type") in ANNOTATION_TYPES
+        and annotation["type"] not in annotation  # where the Chat Completions API has the members
     )
 
 
 def strip_server_fields(item: FrozenMap) -> FrozenMap:
     """Return the item without provider id, status and nulls, except where they are content."""
     kind = item.get("type")
-    hidden = {
-        *(() if kind in ID_IS_CONTENT or is_image_reference(item) else ("id",)),
-        *(() if kind in STATUS_IS_CONTENT else ("status",)),
-    }
-    return drop_nulls(FrozenMap({k: v for k, v in item.items() if k not in hidden}))
+    members = dict(item)
+    if kind not in ID_IS_CONTENT and not is_image_reference(item):
+        members.pop("id", None)
+    if kind not in STATUS_IS_CONTENT:
+        members.pop("status", None)
+    return drop_nulls(FrozenMap(members))
 
 
 def is_image_reference(item: FrozenMap) -> bool:

@@ -46,12 +46,15 @@ def describe_change(before: Sequence[Block], after: Sequence[Block], removed: in
     Returns:
         Such as ``user message “…Ada.” → “…Bea.”``; empty if there are no blocks.
     """
+    if not before and not after:
+        return ""
     if not before:
-        return f"new {name_block(after[0])}" if after else ""
+        return f"new {name_block(after[0])}"
     old = before[0]
+    if not after and removed > 1:
+        return f"removed {name_block(old)} and {pluralize(removed - 1, 'later block')}"
     if not after:
-        rest = pluralize(removed - 1, "later block")
-        return f"removed {name_block(old)}{f' and {rest}' if removed > 1 else ''}"
+        return f"removed {name_block(old)}"
     new = after[0]
     if len(before) > 1 and _has_same_content(before[1], new):
         return f"removed {name_block(old)}"
@@ -60,12 +63,18 @@ def describe_change(before: Sequence[Block], after: Sequence[Block], removed: in
     if old.kind != new.kind:
         return f"{name_block(old)} → {name_block(new)}"
     name = BLOCK_NAMES.get(old.kind, old.kind)
-    texts = (_format_content(old), _format_content(new))
-    if texts[0] == texts[1]:
-        return f"{name} “{shorten(texts[0], MAX_QUOTED)}”"
-    start = _find_excerpt_start(*texts)
-    quoted = (f"“{'…' if start else ''}{shorten(text[start:], MAX_QUOTED)}”" for text in texts)
-    return f"{name} {' → '.join(quoted)}"
+    old_text = _format_content(old)
+    new_text = _format_content(new)
+    if old_text == new_text:
+        return f"{name} {_quote(old_text)}"
+    start = _find_excerpt_start(old_text, new_text)
+    return f"{name} {_quote(old_text, start)} → {_quote(new_text, start)}"
+
+
+def _quote(text: str, start: int = 0) -> str:
+    """Return the beginning of a text from a position on, in quotation marks."""
+    ellipsis = "…" if start else ""
+    return f"“{ellipsis}{shorten(text[start:], MAX_QUOTED)}”"
 
 
 def _has_same_content(one: Block, other: Block) -> bool:
@@ -73,7 +82,7 @@ def _has_same_content(one: Block, other: Block) -> bool:
 
 
 def _find_excerpt_start(old: str, new: str) -> int:
-    """Return the position from which two texts are quoted: that of the first word that differs."""
+    """Return the position from which two texts are quoted: the start of the first word that differs."""
     pairs = enumerate(zip(old, new, strict=False))
     shorter = min(len(old), len(new))
     different = next((index for index, (one, other) in pairs if one != other), shorter)
@@ -103,7 +112,9 @@ def shorten(text: str, width: int) -> str:
     """Shorten text to one line of at most ``width`` characters; control characters are escaped."""
     head = text[: width + 1]
     line = escape_text(head)
-    return line if len(line) <= width else line[: width - 1] + "…"
+    if len(line) <= width:
+        return line
+    return line[: width - 1] + "…"
 
 
 def _format_content(block: Block) -> str:
@@ -111,7 +122,9 @@ def _format_content(block: Block) -> str:
         case "user" | "assistant":
             return " ".join(map(_format_part_content, block.parts))
         case "system":
-            return block.text if block.role == "system" else f"({block.role}) {block.text}"
+            if block.role == "system":
+                return block.text
+            return f"({block.role}) {block.text}"
         case "tool_call":
             return f"{block.call_id}: {block.name} {block.arguments}"
         case "tool_result":
@@ -126,8 +139,9 @@ def _format_content(block: Block) -> str:
 
 def _format_reasoning(block: ReasoningBlock) -> str:
     text = " ".join((*block.summary, *block.texts))
-    encrypted = f"({len(block.encrypted_content)} characters encrypted)"
-    return f"{text} {encrypted}".strip() if block.encrypted_content else text or "(nothing shown)"
+    if block.encrypted_content:
+        return f"{text} ({len(block.encrypted_content)} characters encrypted)".strip()
+    return text or "(nothing shown)"
 
 
 def _format_part_content(part: Part) -> str:

@@ -306,7 +306,9 @@ class Turn(Immutable):
         if unchanged < 0 or (unchanged == 0 and lead != self.lead):
             # The change is among the leading system blocks. One that affects the body makes it longer or
             # shorter, so a body of the same length is the same.
-            return self.body_length if length - lead == self.body_length else 0
+            if length - lead == self.body_length:
+                return self.body_length
+            return 0
         return unchanged
 
     def __len__(self) -> int:
@@ -323,7 +325,9 @@ class Turn(Immutable):
         return self.blocks[index]
 
     def __eq__(self, other: object) -> bool:
-        return self.blocks == other.blocks if isinstance(other, Turn) else NotImplemented
+        if not isinstance(other, Turn):
+            return NotImplemented
+        return self.blocks == other.blocks
 
     def __hash__(self) -> int:
         return hash(self.blocks)
@@ -332,11 +336,13 @@ class Turn(Immutable):
         return partial(Turn, id=self.id, data=self.data, extra=self.extra), (self.blocks,)
 
     def __str__(self) -> str:
-        return f"{self!r}\n{format_table(self.blocks)}" if len(self) else repr(self)
+        if not self.blocks:
+            return repr(self)
+        return f"{self!r}\n{format_table(self.blocks)}"
 
     def __repr__(self) -> str:
-        count = len(self)
-        return f"<Turn {shorten(self.id, DEFAULT_WIDTH)}, {count} block{'' if count == 1 else 's'}>"
+        noun = "block" if len(self) == 1 else "blocks"
+        return f"<Turn {shorten(self.id, DEFAULT_WIDTH)}, {len(self)} {noun}>"
 
 
 @checked
