@@ -52,7 +52,7 @@ async def test_token_counts_are_loaded(store: Store) -> None:
         assert (await store.responses(row))[0].counted is None
 
 
-EVERY_KIND = """{"format": "kedge.turn", "version": 1, "blocks": [
+EVERY_KIND = """{"format": "kedge.turn", "version": 2, "blocks": [
     {"kind": "system", "text": "s", "role": "developer", "id": "1"},
     {"kind": "user", "id": "2", "parts": [
         {"type": "image", "url": "u"}, {"type": "text", "text": "x"}]},

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import pathlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from kedge.errors import InvalidJSON
 from kedge.turns import (
     Block,
     OpaquePart,
-    Source,
     Turn,
     UnknownBlock,
     UserBlock,
@@ -37,7 +35,6 @@ from kedge.turns import (
 from kedge.turns.frozen_json import FrozenMap, json_equal, path_step
 from kedge.turns.json_codec import parse_json
 from strategies import json_values, sample_blocks, scale_examples, turns
-from turns.version_1 import upgrade
 
 Path = tuple[str | int, ...]
 
@@ -149,7 +146,7 @@ def test_missing_members_have_their_default() -> None:
     full = {"kind": "system", "text": "s", "role": "system", "metadata": {}, "origin": "user"}
     assert dump_block(load_block({**full, "id": "a"})) == dump_block(system("s", id="a"))
     assert load_block(full).id.startswith("blk_")
-    turn = load({"format": "kedge.turn", "version": 1, "blocks": [], "data": {}})
+    turn = load({"format": "kedge.turn", "version": 2, "blocks": [], "data": {}})
     assert turn.id.startswith("turn_")
 
 
@@ -169,12 +166,14 @@ def test_dumped_values_are_copies() -> None:
 
 
 LONE = "lone surrogate at character 0"
+OLDER = "written by a development version of Kedge (form 1); this version reads form 2 only"
 NEWER = "written by a newer version of Kedge (form 3, this one reads 2); upgrade Kedge"
 INVALID_FORMS: list[tuple[Any, str, str]] = [
     (None, "$", "expected an object, got null"),
     ({}, "$.format", "expected 'kedge.turn'"),
     ({"version": True}, "$.version", "expected a positive integer"),
     ({"version": 3}, "$.version", NEWER),
+    ({"version": 1}, "$.version", OLDER),
     ({"blocks": None}, "$.blocks", "expected an array, got null"),
     ({"id": 5}, "$.id", "expected a string, got a number"),
     ({"id": ""}, "$.id", "expected an id, got an empty string"),
@@ -319,36 +318,11 @@ def test_mutated_text_loads_or_raises_invalid_json(turn: Turn, data: st.DataObje
         assert loaded.path.startswith("$")
 
 
-def test_turn_json_of_version_1_is_converted() -> None:
-    """A Turn in format 1, written by commit 906cfb99, is loaded completely, and sources are converted."""
-    text = (pathlib.Path(__file__).parent / "data" / "turn_1.json").read_text()
-    turn = loads(text)
-    kinds = "system user assistant user tool_call tool_result assistant user assistant user reasoning tool_call"
-    assert [block.kind for block in turn] == [*kinds.split(), "tool_result", "opaque", "assistant"]
-    assert [block.response_id for block in turn[-5:]] == ["resp_1", "resp_1", "", "", "resp_2"]
-    form = json.loads(text)
-    blocks = [upgrade(block) for block in form["blocks"]]
-    assert json.loads(dumps(turn)) == {**form, "version": 2, "blocks": blocks}
-
-
-def test_metadata_of_version_1_is_converted() -> None:
-    """Values of Kedge in version 1 get their prefix, and those of the application are unchanged."""
-    made = {"kind": "tool_result", "call_id": "c", "parts": [], "id": "a", "origin": "tools"}
-    own = {"kind": "reasoning", "id": "b", "metadata": {"summary": "mine", "item_id": "rs_1"}}
-    blocks = [{**made, "metadata": {"outcome": "ok", "mine": 1}}, own]
-    first, second = load({"format": "kedge.turn", "version": 1, "blocks": blocks})
-    assert first.metadata == {"kedge.outcome": "ok", "mine": 1}
-    assert (second.metadata, second.source) == ({"summary": "mine"}, Source(item_id="rs_1"))
-    for invalid in ({"response_id": 5}, {"output_index": "x"}):
-        with pytest.raises(InvalidJSON, match=r"\$\.blocks\[0\]\.source"):
-            load({"format": "kedge.turn", "version": 1, "blocks": [{**own, "metadata": invalid}]})
-
-
 LARGEST = (1 << 2048) - 1
 
 
 def turn_json(data: str) -> str:
-    return f'{{"format": "kedge.turn", "version": 1, "blocks": [], "data": {{"x": {data}}}}}'
+    return f'{{"format": "kedge.turn", "version": 2, "blocks": [], "data": {{"x": {data}}}}}'
 
 
 REJECTED = [
@@ -366,7 +340,7 @@ REJECTED = [
 ]
 
 
-HEAD = '{"format": "kedge.turn", "version": 1, "blocks":'
+HEAD = '{"format": "kedge.turn", "version": 2, "blocks":'
 LOCATED_ERRORS = [
     *((turn_json(data), path, problem) for data, path, problem in REJECTED),
     ("NaN", "$", "NaN is not a JSON number"),
@@ -448,7 +422,7 @@ def test_valid_json_is_parsed_as_by_the_standard_library(value: Any) -> None:
 DIGIT_LIMIT_SCRIPT = """
 from kedge.errors import InvalidJSON
 from kedge.turns import dumps, loads
-form = '{"format": "kedge.turn", "version": 1, "blocks": [], "data": {"x": %s}}'
+form = '{"format": "kedge.turn", "version": 2, "blocks": [], "data": {"x": %s}}'
 largest = (1 << 2048) - 1
 assert loads(dumps(loads(form % largest))).data["x"] == largest
 for digits in (618, 641, 1000, 5000):

@@ -23,7 +23,6 @@ from kedge.errors import InvalidJSON, InvalidTurn
 from kedge.turns import frozen_json
 from kedge.turns.blocks import (
     IDENTITY_FIELDS,
-    USER,
     AssistantBlock,
     Block,
     KnownBlock,
@@ -169,27 +168,6 @@ def decode_block(value: object) -> Block:
 
 def _convert_blocks(values: list[object]) -> Sequence[Block]:
     return msgspec.convert({"blocks": values}, _Forms, dec_hook=decode_special).blocks
-
-
-def upgrade_block(value: object) -> object:
-    """Return a block of Turn JSON 1 as one of today: its source and Kedge's own values were members of ``metadata``."""
-    if not isinstance(value, dict):
-        return value
-    form = cast("JsonObject", value)
-    metadata = form.get("metadata")
-    if not isinstance(metadata, dict):
-        return form
-    members = dict(cast("JsonObject", metadata))
-    source = [members.pop(name, default) for name, default in _SOURCE_DEFAULTS.items()]
-    if form.get("origin", USER) != USER:
-        members = {_RENAMED.get(name, name): member for name, member in members.items()}
-    is_known = source != list(_SOURCE_DEFAULTS.values())
-    return {**form, "metadata": members, **({"source": source} if is_known else {})}
-
-
-_SOURCE_DEFAULTS: dict[str, Any] = {"response_id": "", "item_id": "", "output_index": None}
-_OWN_METADATA = ("native_api", "outcome", "partial", "prompt_level", "shortened", "summary")
-_RENAMED = {name: f"kedge.{name}" for name in _OWN_METADATA}
 
 
 def _decode_split(value: object) -> Block:
@@ -490,15 +468,13 @@ def _load_blocks(form: JsonObject) -> Sequence[Block]:
     if not isinstance(form["blocks"], list):
         raise InvalidJSON(".blocks", f"expected an array, got {name_type(form['blocks'])}")
     forms = cast("list[object]", form["blocks"])
-    if form["version"] == 1:
-        forms = [upgrade_block(each) for each in forms]
     try:
         blocks = _convert_blocks(forms)
-    except (ValueError, RecursionError):  # one is not known completely, or invalid
-        blocks = [load_block(each, f".blocks[{index}]") for index, each in enumerate(forms)]
-    seen: dict[str, int] = {}
+    except (ValueError, RecursionError):  # a block is not known completely, or is invalid
+        blocks = [load_block(member, f".blocks[{index}]") for index, member in enumerate(forms)]
+    indices: dict[str, int] = {}
     for index, block in enumerate(blocks):
-        first = seen.setdefault(block.id, index)
+        first = indices.setdefault(block.id, index)
         if first != index:
             raise InvalidJSON(f".blocks[{index}].id", f"the same id as $.blocks[{first}]")
     return blocks
@@ -513,6 +489,11 @@ def _read_id(form: JsonObject) -> str:
 def _check_version(version: object) -> None:
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InvalidJSON(".version", "expected a positive integer")
+    if version < VERSION:
+        raise InvalidJSON(
+            ".version",
+            f"written by a development version of Kedge (form {version}); this version reads form {VERSION} only",
+        )
     if version > VERSION:
         raise InvalidJSON(
             ".version",
