@@ -31,7 +31,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_precedence_of_sources(file: Path) -> None:
-    """A flag overrides the environment, which overrides the file; a blank variable is treated as unset."""
+    """A flag overrides the environment, which overrides the file; without any there is the default."""
     config = Config(file, read_config_file(file), {"KEDGE_SERVE_PORT": "9001"})
     assert config.find("serve.port", 9002).source == "flag"
     setting = config.find("serve.port")
@@ -41,11 +41,20 @@ def test_precedence_of_sources(file: Path) -> None:
     assert (setting.value, setting.source, setting.location) == ("xai:grok-4", "file", str(file))
     assert config.find("serve.host").source == "default"
     assert config["serve.host"] == "127.0.0.1"
+
+
+def test_blank_variables_are_unset(file: Path) -> None:
+    """A variable of blanks has no value, and is not reported as unknown."""
     blank = {"KEDGE_MODEL": " ", "KEDGE_SYSTEM": "", "KEDGE_SERVE_PORT": "\t", "KEDGE_MODLE": " "}
-    empty = Config(file, {}, {**blank, "KEDGE_TRACE": "Yes", "KEDGE_LOG_LEVEL": "INFO"})
-    assert {empty.find(name).source for name in ("model", "system", "serve.port")} == {"default"}
-    assert not empty.unknown_variables
-    assert (empty["trace"], empty["log_level"]) == (True, "info")
+    config = Config(file, {}, blank)
+    assert {config.find(name).source for name in ("model", "system", "serve.port")} == {"default"}
+    assert not config.unknown_variables
+
+
+def test_variables_are_parsed(file: Path) -> None:
+    """Switches and choices are accepted in any case; another value is an error that names the variable."""
+    config = Config(file, {}, {"KEDGE_TRACE": "Yes", "KEDGE_LOG_LEVEL": "INFO"})
+    assert (config["trace"], config["log_level"]) == (True, "info")
     with pytest.raises(InvalidSetting, match="KEDGE_TRACE must be"):
         _ = Config(file, {}, {"KEDGE_TRACE": "perhaps"})["trace"]
 
@@ -146,12 +155,25 @@ def test_unknown_variables_are_listed(variable: str, similar: str) -> None:
     assert Config(Path("x"), {}, environ).unknown_variables == {variable: similar}
 
 
-def test_secrets_are_masked() -> None:
-    """Secrets are masked in values, reprs and errors, and passwords in every form of an address."""
+def test_secret_setting_is_masked() -> None:
+    """A token is shown neither in a value for display nor in a repr or an error."""
     config = Config(Path("x"), {}, {"KEDGE_SERVER_TOKEN": TOKEN})
     setting = config.find("serve.token")
     assert setting.display_value == "pla…cdef"
     assert TOKEN not in repr(setting)
+    with pytest.raises(InvalidSetting) as exc_info:
+        SETTINGS["serve.token"].check(4711, "serve.token")
+    assert "4711" not in str(exc_info.value)
+
+
+def test_masked_secret_shows_its_ends_if_it_is_long() -> None:
+    """Of a short secret nothing is shown."""
+    for secret, masked in (("", ""), ("x" * 19, "…"), ("abc" + "x" * 20, "abc…xxxx")):
+        assert mask(secret) == masked
+
+
+def test_password_in_a_setting_is_masked() -> None:
+    """The rest of the address is shown."""
     address = "postgresql://ada:planted-pass@db.example/kedge?sslmode=require"
     assert mask_value(SETTINGS["store"], address) == (
         "postgresql://ada:…@db.example/kedge?sslmode=require"
@@ -160,13 +182,10 @@ def test_secrets_are_masked() -> None:
     assert mask_value(SETTINGS["model"], address) == "responses:http://ada:…@ai.example/v1#m"
     for name in ("store", "serve.db", "proxy.db"):
         assert "planted-pass" not in mask_value(SETTINGS[name], "postgresql://a:planted-pass@b/c")
-    with pytest.raises(InvalidSetting) as exc_info:
-        SETTINGS["serve.token"].check(4711, "serve.token")
-    assert "4711" not in str(exc_info.value)
-    for address in ("responses:http://127.0.0.1:8484/v1#claude@1", "postgresql://ada@db/kedge"):
-        assert mask_url(address) == address
-    for secret, masked in (("", ""), ("x" * 19, "…"), ("abc" + "x" * 20, "abc…xxxx")):
-        assert mask(secret) == masked
+
+
+def test_password_in_any_address_is_masked() -> None:
+    """The forms of an address in which a password may be written; an address without one is unchanged."""
     for address in (
         *("postgresql://u:planted@odd@h/d", "postgresql://:planted@h"),
         *("postgresql://h/d?user=u&password=planted", "host=h password='planted word' dbname=d"),
@@ -175,6 +194,8 @@ def test_secrets_are_masked() -> None:
         assert "planted" not in shown
         assert "word'" not in shown
         assert "h" in shown
+    for address in ("responses:http://127.0.0.1:8484/v1#claude@1", "postgresql://ada@db/kedge"):
+        assert mask_url(address) == address
 
 
 @for_each("separator", ["/", "?", "#"])
