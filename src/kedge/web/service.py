@@ -162,9 +162,9 @@ class ConversationService:
 
         loaded = await self.store.load(row, node)
         path = trees.path_to(tree, node)
-        previous = await self._load_previous_texts(row, path, loaded.blocks)
+        previous_texts = await self._load_previous_texts(row, path, loaded.blocks)
         models = trees.name_answer_models(tree, path, loaded.blocks)
-        messages = MessageViews(loaded.blocks, previous, models)
+        messages = MessageViews(loaded.blocks, previous_texts, models)
         exchanges, ranges = split_exchanges(path, messages, tree.responses)
         omitted = max(len(exchanges) - MAX_EXCHANGES, 0)
         if show_all:
@@ -182,14 +182,14 @@ class ConversationService:
 
         summary = await self.summarize(row)
         model, problem = self._describe_model(row, await self.store.newest_response(row, node))
-        choices = dict.fromkeys(self.models.names)
+        available = self.models.names
         if not problem:
-            choices = dict.fromkeys((model, *self.models.names))
+            available = (model, *available)
         return {
             "row": row,
             "name": _name_conversation(summary),
             "model": model,
-            "models": choices,
+            "models": dict.fromkeys(available),
             "model_problem": problem,
             "status": self.status(summary),
             "layout": compute_layout(response_tree.nodes, chosen, unfold),

@@ -71,7 +71,8 @@ async function remove(ids, next) {
   });
 }
 
-// Do the same with each; one that fails, because it was deleted elsewhere, for example, is skipped and reported.
+// Do the same with each item; an item that fails, such as a conversation that was deleted elsewhere, is skipped and
+// reported.
 async function forEach(items, work) {
   let problem = null;
   for (const item of items) await work(item).catch((error) => (problem = error));
@@ -116,7 +117,7 @@ export async function undo() {
   const deleted = readDeleted();
   writeDeleted([]);
   const results = await Promise.allSettled(deleted.map(({ id }) => call("POST", `${conversationApi(id)}/restore`)));
-  const failed = results.find((each) => each.status === "rejected");
+  const failed = results.find((result) => result.status === "rejected");
   if (failed) toast(failed.reason.message);
   else await refresh().then(offerUndo, (error) => toast(error.message));
 }
