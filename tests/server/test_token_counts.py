@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from kedge.server.object_forms import MIN_THREAD_CHARS
+from kedge.server.token_counting import MIN_THREAD_CHARS
 from kedge.testing import TestServer, serve
 from kedge.usage import tokens
 from server.conftest import rejects

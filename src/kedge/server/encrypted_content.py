@@ -22,7 +22,8 @@ from kedge._internal.encryption import FernetCipher, can_encrypt
 from kedge._internal.json_text import decode, encode
 from kedge.errors import describe_extra
 from kedge.server.errors import ENCRYPTION_MISSING, INVALID_ENCRYPTED_CONTENT
-from kedge.server.object_forms import Item, count_items
+from kedge.server.object_forms import Item
+from kedge.server.token_counting import count_items
 
 
 class ReasoningPayload(Struct, frozen=True):

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from kedge.errors import SchemaTooComplex
 from kedge.server.errors import SCHEMA_TOO_COMPLEX
-from kedge.server.object_forms import count_text
 from kedge.server.practice_model import OutputPart, PracticeOutput, PracticeRequest, Script, answer
 from kedge.server.practice_model.request import ItemKind
+from kedge.server.token_counting import count_text
 
 
 class ItemOpened(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Ids and forms of items and responses, and token counts: input is normalized to its full form, with id and status.
+"""Ids and forms of items and responses: input is normalized to its full form, with id and status.
 
 Ids contain the number of a database row, so that no index of ids is needed. Everything that a request adds shares one
 key: the number of its node in the database, then random digits. The response is ``resp_<key>`` and its items are
@@ -10,10 +10,6 @@ Clients send items in short forms (a bare string, a message without a type, cont
 They are normalized once, before they are stored, so that the model, the list of input items and the
 next turn all read the same form.
 
-Counting the tokens of a megabyte takes up to half a second. So the code that counts the texts of a long request or
-response is first run in a thread (``precount``). The counts are stored for the current request, and used
-when the same code is run on the loop.
-
 The ``response`` object of the API has two parts. The request fields echo the settings of the request, with defaults for
 omitted ones; nothing is inherited from the previous response. They never change, so they are encoded once. The result
 fields (status, usage, error…) describe how the response ended. The output items are encoded separately.
@@ -22,17 +18,12 @@ fields (status, usage, error…) describe how the response ended. The output ite
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
-from functools import cache
+from collections.abc import Mapping, Sequence
 from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
-from kedge._internal.responsive import compute
 from kedge.server.errors import INTERNAL_ERROR, ApiError
 from kedge.server.prompt_cache import MIN_CACHED_TOKENS
-from kedge.usage import tokens
-from kedge.usage.tokens import CountText, to_compact_json
 
 if TYPE_CHECKING:
     from kedge.server.models import ModelUsage
@@ -161,69 +152,11 @@ def build_output_text(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-MIN_THREAD_CHARS = 100_000
-"""The minimum number of characters of texts that are counted in a thread."""
-
-_counter: ContextVar[CountText] = ContextVar("token counter", default=tokens.count_text)
-"""Counts a text; in a request that was counted in a thread, it returns the stored counts."""
-
-
 def list_input(input: str | Sequence[Item]) -> Sequence[Item]:
     """Return the items of a request's input; a text is one message of the user."""
     if isinstance(input, str):
         return [{"role": "user", "content": input}]
     return input
-
-
-def count_text(text: str) -> int:
-    """Count the tokens of a text."""
-    return _counter.get()(text)
-
-
-def count_items(items: Iterable[Item]) -> int:
-    """Count the tokens of items; additive over the items."""
-    return tokens.count_each(items, _counter.get())
-
-
-def count_item(item: Item) -> int:
-    """Count the tokens of one item."""
-    return tokens.count_item(item, _counter.get())
-
-
-def count_json(value: object) -> int:
-    """Count the tokens of a value written as compact JSON."""
-    return count_text(to_compact_json(value))
-
-
-async def precount(work: Callable[[], object]) -> None:
-    """Run a function that counts texts in a thread, and store the counts for the current request."""
-
-    def store_counts() -> CountText:
-        counter = cache(tokens.count_text)
-        _counter.set(counter)  # in the context of this thread's call only
-        work()
-        return counter
-
-    _counter.set(await compute(store_counts))
-
-
-_get_type: Callable[[object], object] = type
-
-
-def measure_texts(value: object) -> int:
-    """Add up the lengths of all texts in a value of plain JSON types."""
-    size = 0
-    pending: list[Any] = [value]
-    while pending:
-        part = pending.pop()
-        part_type = _get_type(part)
-        if part_type is str:
-            size += len(part)
-        elif part_type is dict:
-            pending += part.values()
-        elif part_type is list or part_type is tuple:
-            pending += part
-    return size
 
 
 Body = Mapping[str, Any]

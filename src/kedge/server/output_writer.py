@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 from msgspec import Struct
 
-from kedge.server import models, object_forms
+from kedge.server import models, object_forms, token_counting
 from kedge.server.encrypted_content import ReasoningPayload
 from kedge.server.models import ItemKind, OutputEvent
 
@@ -114,7 +114,7 @@ class OutputWriter:
     def count_each(self) -> list[int]:
         """Return the tokens of each item of the complete output, which are counted once."""
         if len(self._item_tokens) != len(self.items):
-            self._item_tokens = list(map(object_forms.count_item, self.items))
+            self._item_tokens = list(map(token_counting.count_item, self.items))
         return self._item_tokens
 
     def feed(self, event: OutputEvent) -> list[StreamEvent]:
@@ -138,7 +138,7 @@ class OutputWriter:
                 self.usage = event
                 return []
             case models.ItemAdded():
-                self.text_length += object_forms.measure_texts(event.item)
+                self.text_length += token_counting.measure_texts(event.item)
                 id = object_forms.make_item_id(event.item["type"], self.key, self.number)
                 return self.add_item({"id": id, **event.item})
             case _:
@@ -262,17 +262,17 @@ async def precount_output(writer: OutputWriter) -> None:
     """Count a long answer in a thread, before ``count_answer`` counts it on the loop."""
 
     def count() -> None:
-        object_forms.count_items(writer.items)
+        token_counting.count_items(writer.items)
         for text in writer.reasoning_texts:
-            object_forms.count_text(text)
+            token_counting.count_text(text)
 
-    if writer.text_length >= object_forms.MIN_THREAD_CHARS:
-        await object_forms.precount(count)
+    if writer.text_length >= token_counting.MIN_THREAD_CHARS:
+        await token_counting.precount(count)
 
 
 def count_answer(writer: OutputWriter, input: models.ModelUsage) -> models.ModelUsage:
     """Return the usage of the input with the counted answer."""
-    reasoning = sum(map(object_forms.count_text, writer.reasoning_texts))
+    reasoning = sum(map(token_counting.count_text, writer.reasoning_texts))
     output = reasoning
     for item, tokens in zip(writer.items, writer.count_each(), strict=True):
         if item["type"] != "reasoning":

@@ -12,7 +12,14 @@ from msgspec.structs import replace
 from kedge._internal.json_text import decode, encode
 from kedge._internal.large_json import LARGE_BYTES
 from kedge._internal.responsive import MANY_ITEMS, compute
-from kedge.server import coherence, encrypted_content, errors, object_forms, prompt_cache
+from kedge.server import (
+    coherence,
+    encrypted_content,
+    errors,
+    object_forms,
+    prompt_cache,
+    token_counting,
+)
 from kedge.server.encrypted_content import CompactedContext
 from kedge.server.models import Model, ModelUsage, Prompt
 from kedge.server.object_forms import Item
@@ -223,7 +230,7 @@ def _build_draft(
     prompt_input = model_input
     if compacted is not None:
         service.cipher.require("input" if is_triggered else "context_management")
-        prompt_input = ModelInput(compacted.items, object_forms.count_items(compacted.items))
+        prompt_input = ModelInput(compacted.items, token_counting.count_items(compacted.items))
     if prompt_input.tokens > model.window:
         prompt_input = truncate_to_window(prompt_input, body, model.window)
     cached_tokens = 0
@@ -325,15 +332,15 @@ async def precount_request(body: Body, *, is_long: bool) -> None:
 
     def count() -> None:
         if isinstance(input, str):
-            object_forms.count_text(input)
+            token_counting.count_text(input)
         else:
             items = [item for item in input if not coherence.is_reference(item)]
-            object_forms.count_items(object_forms.normalize_items(items, key=""))
+            token_counting.count_items(object_forms.normalize_items(items, key=""))
         count_instruction_tokens(body)
 
     texts = (input, body.get("instructions"), body.get("tools"))
-    if is_long or object_forms.measure_texts(texts) >= object_forms.MIN_THREAD_CHARS:
-        await object_forms.precount(count)
+    if is_long or token_counting.measure_texts(texts) >= token_counting.MIN_THREAD_CHARS:
+        await token_counting.precount(count)
 
 
 def build_model_input(
@@ -343,9 +350,9 @@ def build_model_input(
     instruction_tokens = count_instruction_tokens(body)
     if has_compaction(items):
         expanded = service.expand_items(slice_from_compaction(items))
-        return ModelInput(expanded, instruction_tokens + object_forms.count_items(expanded))
+        return ModelInput(expanded, instruction_tokens + token_counting.count_items(expanded))
     context = contexts.truncate_history(history.context)
-    counts = tuple(map(object_forms.count_item, items))
+    counts = tuple(map(token_counting.count_item, items))
     tokens = instruction_tokens + context.tokens + sum(counts)
     return ModelInput(contexts.ContextItems(context, items), tokens, counts)
 
@@ -355,10 +362,10 @@ def count_instruction_tokens(body: Body) -> int:
     tokens = 0
     instructions = body.get("instructions")
     if isinstance(instructions, str):
-        tokens += object_forms.count_text(instructions)
+        tokens += token_counting.count_text(instructions)
     tools = body.get("tools")
     if tools:
-        tokens += object_forms.count_json(tools)
+        tokens += token_counting.count_json(tools)
     return tokens
 
 
@@ -369,7 +376,7 @@ def truncate_to_window(model_input: ModelInput, body: Body, window: int) -> Mode
     items = list(model_input.items)
     tokens = model_input.tokens
     for index in range(1, encrypted_content.find_newest_exchange(items) + 1):
-        tokens -= object_forms.count_item(items[index - 1])
+        tokens -= token_counting.count_item(items[index - 1])
         if items[index].get("role") == "user" and tokens <= window:
             return ModelInput(items[index:], tokens)
     raise errors.CONTEXT_TOO_LONG()

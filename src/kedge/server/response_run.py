@@ -23,7 +23,7 @@ from kedge._internal.large_json import LARGE_BYTES
 from kedge._internal.responsive import TimeSlice
 from kedge.errors import StoreError
 from kedge.observe import count
-from kedge.server import object_forms
+from kedge.server import object_forms, token_counting
 from kedge.server.encrypted_content import CompactedContext, build_compaction_item
 from kedge.server.errors import DATABASE_UNAVAILABLE, INTERNAL_ERROR, RESPONSE_LOST, ApiError
 from kedge.server.http import get_service, respond_encoded
@@ -606,7 +606,7 @@ class ResponseRun(Generation):
         if has_compaction(items):
             retained = slice_from_compaction(items)
             model_items = self.service.expand_items(retained)
-            tokens = object_forms.count_items(model_items)
+            tokens = token_counting.count_items(model_items)
             return extend_context(EMPTY_CONTEXT, retained, model_items, tokens, size)
 
         history = draft.history.context

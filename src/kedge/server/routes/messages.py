@@ -20,7 +20,7 @@ from kedge._internal.responsive import compute
 from kedge.server import models
 from kedge.server.http import get_service, read_checked, respond_json
 from kedge.server.models import ModelUsage, OutputEvent
-from kedge.server.object_forms import Item, count_items, count_json, count_text
+from kedge.server.object_forms import Item
 from kedge.server.output_writer import OutputWriter
 from kedge.server.prepare import ResponseDraft, prepare_stateless
 from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, hash_items
@@ -31,6 +31,7 @@ from kedge.server.routes import message_requests as requests
 from kedge.server.routes.message_errors import error_body
 from kedge.server.sse import encode_event
 from kedge.server.state import ServerState
+from kedge.server.token_counting import count_items, count_json, count_text
 from kedge.usage.tokens import find_min_tokens
 
 Body = Mapping[str, Any]

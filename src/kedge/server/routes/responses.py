@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from kedge._internal.json_text import decode, encode
 from kedge._internal.responsive import compute
-from kedge.server import errors, http, object_forms, prepare
+from kedge.server import errors, http, object_forms, prepare, token_counting
 from kedge.server.access import read_header
 from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
 from kedge.server.encrypted_content import build_compaction_item, compact, retain_user_messages
@@ -289,7 +289,7 @@ async def compact_context(request: Request) -> Response:
             object_forms.make_item_id("compaction", key, len(items)),
             await _compact_items(service, checked.body, model_input),
         )
-        used = ModelUsage(model_input.tokens, object_forms.count_items([compaction]))
+        used = ModelUsage(model_input.tokens, token_counting.count_items([compaction]))
     finally:
         await service.access.settle(reservation, used.total)
     return http.respond_json(

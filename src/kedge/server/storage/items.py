@@ -12,9 +12,10 @@ from operator import itemgetter
 from typing import Any
 
 from kedge._internal.json_text import decode, encode
-from kedge.server.object_forms import ITEM_ID, RESPONSE_ID, Item, NodeKeys, count_items
+from kedge.server.object_forms import ITEM_ID, RESPONSE_ID, Item, NodeKeys
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, ContextCache, extend_context
 from kedge.server.storage.database import ServerDatabase
+from kedge.server.token_counting import count_items
 from kedge.store.database.responses import NO_ITEMS, lock_deletions, slice_from_compaction
 
 _SELECT_NODE = (
