@@ -1,7 +1,7 @@
 """Analytics: statistics about the requests and chains in a store, as plain values.
 
-    found = await analyze(store, Selection(since=yesterday, model="gpt-5.1"))
-    found.chains.longest, found.requests.chained, found.tokens.cached_share, found.cost.dollars
+    analytics = await analyze(store, Selection(since=yesterday, model="gpt-5.1"))
+    analytics.chains.longest, analytics.requests.chained, analytics.tokens.cached_share, analytics.cost.dollars
 
 Everything is counted in one consistent read, with the same results on SQLite and PostgreSQL. The sums of complete
 days are maintained by the store, so the cost does not grow with the number of responses.

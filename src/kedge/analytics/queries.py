@@ -71,7 +71,7 @@ async def analyze(
     """Compute the statistics of the responses of a selection.
 
     Example:
-        found = await analyze(store, Selection(since=yesterday, model="gpt-5.1"))
+        analytics = await analyze(store, Selection(since=yesterday, model="gpt-5.1"))
 
     Args:
         store: The store to read, or its address.
@@ -170,15 +170,15 @@ def _collect_buckets(
             f"{MAX_BUCKETS}"
         )
     where = build_condition(tx, replace(selection, since=start, until=end))
-    listed = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
+    intervals = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
     column = _bucket_sql(tx, start, width, number - 1)
     grouped = group_by(tx, where, column)
     costs = find_costs(tx, where, grouped, column, prices)
     latencies = measure_latencies(tx, where, column)
     for position, groups in grouped.items():
         index = int(position)
-        listed[index] = replace(
-            listed[index],
+        intervals[index] = replace(
+            intervals[index],
             **sum_outcomes(groups),
             **sum_sends(groups),
             fallbacks=sum(group.responses for group in groups if group.is_fallback),
@@ -187,7 +187,7 @@ def _collect_buckets(
             cost=combine_costs(costs[position]),
             latency=latencies.get(position, Latency()),
         )
-    return tuple(listed)
+    return tuple(intervals)
 
 
 def _bucket_sql(tx: Tx, start: float, width: float, last: int) -> str:

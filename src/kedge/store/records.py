@@ -8,7 +8,7 @@ import msgspec
 from kedge._internal.arguments import check_count, check_type, describe_value, validate_seconds
 from kedge.errors import InvalidSetting, describe_type
 from kedge.events.request_record import ResponseStatus
-from kedge.planning import Mode
+from kedge.planning import Mode, set_state
 from kedge.planning.anchors import ConversationState, validate_mode
 from kedge.turns import Block, Turn, new_id
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
@@ -25,7 +25,9 @@ def validate_text(text: str, field: str) -> str:
 def validate_title(title: str) -> str:
     """Return a title that every database can store; one of only spaces is none."""
     text = validate_text(title, "title")
-    return text if text.strip() else ""
+    if not text.strip():
+        return ""
+    return text
 
 
 MAX_NAME_LENGTH = 400
@@ -194,8 +196,6 @@ class LoadedPath(msgspec.Struct, frozen=True):
 
     def turn(self, turn_id: str = "") -> Turn:
         """Return the Turn that ends at this node, with the id ``turn_id`` or a new one."""
-        from kedge.planning import set_state
-
         return set_state(Turn(self.blocks, id=turn_id, data=self.data), self.state)
 
 

@@ -138,7 +138,8 @@ CREATE INDEX responses_by_time ON responses (created_at);
 CREATE INDEX responses_failed ON responses (conversation)
 WHERE status <> 'completed' AND status <> 'lost' AND status <> 'cancelled';
 
--- Idempotency: who runs the turn with this key, until when, and its result.
+-- Idempotency: who runs the turn with this key and until when, and the nodes of its question and its answer. Every use
+-- of a key must have the same hash of the request.
 CREATE TABLE claims (
     conversation INTEGER NOT NULL,
     key TEXT NOT NULL,
@@ -150,7 +151,7 @@ CREATE TABLE claims (
     PRIMARY KEY (conversation, key)
 ) WITHOUT ROWID;
 
--- Accounts of what went wrong and what took long. Bodies are stored only with keep_bodies.
+-- Telemetry of nodes: what went wrong, and what took long. Bodies are stored only with keep_bodies.
 CREATE TABLE incidents (
     id INTEGER PRIMARY KEY,
     conversation INTEGER NOT NULL,

@@ -116,19 +116,9 @@ class TokenRegistry(AsyncResource):
         namespace = name  # by default, the user has the name of the token
         if user is not None:
             namespace = validate_namespace(user) if user else ""
-        granted = frozenset(scopes)
-        unknown = granted - set(SCOPES)
-        if unknown:
-            raise InvalidSetting(f"unknown scope {min(unknown)!r}; use {', '.join(SCOPES)}")
-        if not granted:
-            raise InvalidSetting(f"a token needs a scope; use {', '.join(SCOPES)}")
-        for limit in (requests_per_minute, tokens_per_minute):
-            if limit is None:
-                continue
-            check_type("a limit per minute", int, limit)
-            if not 1 <= limit <= MAX_LIMIT:
-                shown = describe_value(limit)
-                raise InvalidSetting(f"a limit per minute must be from 1 to 10^15, not {shown}")
+        granted = _validate_scopes(scopes)
+        _check_limit(requests_per_minute)
+        _check_limit(tokens_per_minute)
         secret = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
         token = AccessToken(
             name, namespace, granted, requests_per_minute, tokens_per_minute, self._store_clock()
@@ -312,12 +302,12 @@ class TokenRegistry(AsyncResource):
     def _add_counts(self, tx: Tx, name: str, requests: int, tokens: int) -> Row:
         """Add to the counts of a token; return them with the seconds until the next minute, and the minute."""
         now, values = self._now(tx)
-        same = "CASE WHEN c.minute = excluded.minute THEN c.{0} ELSE 0 END + excluded.{0}"
+        counted = "CASE WHEN c.minute = excluded.minute THEN c.{0} ELSE 0 END + excluded.{0}"
         return tx.rows(
             f"INSERT INTO access_counts AS c (token, minute, requests, tokens) "
             f"VALUES (?, {tx.dialect.floor.format(f'{now} / {MINUTE}')}, ?, ?) "
-            f"ON CONFLICT (token) DO UPDATE SET requests = {same.format('requests')}, "
-            f"tokens = {same.format('tokens')}, minute = excluded.minute "
+            f"ON CONFLICT (token) DO UPDATE SET requests = {counted.format('requests')}, "
+            f"tokens = {counted.format('tokens')}, minute = excluded.minute "
             f"RETURNING requests, tokens, {MINUTE} * (minute + 1) - {now}, minute",
             (name, *values, requests, min(tokens, MAX_LIMIT), *values),
         )[0]
@@ -327,6 +317,27 @@ class TokenRegistry(AsyncResource):
         if self._clock is None:
             return tx.dialect.now, ()
         return "?", (self._clock(),)
+
+
+def _validate_scopes(scopes: Iterable[str]) -> frozenset[str]:
+    """Return the scopes of a token; raise if there is none, or an unknown one."""
+    granted = frozenset(scopes)
+    unknown = granted - set(SCOPES)
+    if unknown:
+        raise InvalidSetting(f"unknown scope {min(unknown)!r}; use {', '.join(SCOPES)}")
+    if not granted:
+        raise InvalidSetting(f"a token needs a scope; use {', '.join(SCOPES)}")
+    return granted
+
+
+def _check_limit(limit: int | None) -> None:
+    """Raise if a limit per minute is neither None nor a positive integer that every database can add up."""
+    if limit is None:
+        return
+    check_type("a limit per minute", int, limit)
+    if not 1 <= limit <= MAX_LIMIT:
+        shown = describe_value(limit)
+        raise InvalidSetting(f"a limit per minute must be from 1 to 10^15, not {shown}")
 
 
 def _hash(secret: str) -> bytes:
