@@ -19,7 +19,8 @@ UNSET = (
 def restore_logging() -> Iterator[None]:
     """Restore the handlers and the level of the logger after each test."""
     root = logging.getLogger("kedge")
-    handlers, level = list(root.handlers), root.level
+    handlers = list(root.handlers)
+    level = root.level
     yield
     root.handlers[:] = handlers
     root.setLevel(level)

@@ -26,7 +26,9 @@ ESCAPES = r"(?:\x1b\[[?\d;]*[A-Za-z])*"
 PASTE = "\x1b[200~{}\x1b[201~"
 PROMPT = "\x1b[?2004h"
 """The sequence that enables bracketed paste, sent to the terminal when the prompt is ready."""
-ALT_ENTER, CTRL_C, CTRL_D = "\x1b\r", "\x03", "\x04"
+ALT_ENTER = "\x1b\r"
+CTRL_C = "\x03"
+CTRL_D = "\x04"
 # Makes the terminal the controlling terminal, which receives Ctrl-C, then runs the command.
 RUN_AT_TERMINAL = "import os; os.login_tty(0); from kedge.cli import main; main()"
 

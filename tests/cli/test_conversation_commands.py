@@ -216,9 +216,11 @@ def test_show_prints_messages(server: TestServer) -> None:
 
 def test_show_lists_images_and_files(store_path: Path) -> None:
     """Each image and file of a message or tool result is a line with its type and size, name or URL."""
-    photo, remote = image(b"x" * 3_000), image("https://example.com/a.png")
+    photo = image(b"x" * 3_000)
+    remote = image("https://example.com/a.png")
     report = file(b"%PDF-", filename="report.pdf", media_type="application/pdf")
-    call, result = tool_call("draw", {}, call_id="c1"), tool_result("c1", [photo])
+    call = tool_call("draw", {}, call_id="c1")
+    result = tool_result("c1", [photo])
     blocks = [user(["See:", photo, report, remote]), user([photo]), call, result]
     url = store_url(str(store_path))
     run_with_store(lambda store: store.create("Pictures", blocks=blocks), url, make=True)
@@ -321,7 +323,8 @@ def test_export_and_import_are_lossless(server: TestServer, tmp_path: Path) -> N
     """A second export has the same lines, and a truncated file changes nothing."""
     lines = run_command("export", "harbour").stdout
     assert all(json.loads(line) for line in lines.splitlines())
-    file, other = tmp_path / "out.jsonl", str(tmp_path / "other.db")
+    file = tmp_path / "out.jsonl"
+    other = str(tmp_path / "other.db")
     summary = run_json("export", "--out", str(file))
     assert summary["conversations"] == 2
     imported = run_json("import", str(file), "--store", other)

@@ -35,7 +35,8 @@ def delete_rows(store_path: Path) -> None:
 def test_delete_deletes_the_object_of_the_conversation() -> None:
     """``kedge delete`` deletes the object at the provider, and reports it."""
     with serve() as server:
-        first, second = chat(server), chat(server, "quay")
+        first = chat(server)
+        second = chat(server, "quay")
         (deleted,) = run_json("delete", "harbour", "--yes")["objects_deleted"]
         assert deleted["id"] == first
         assert not has_object(server, first)

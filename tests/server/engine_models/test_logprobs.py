@@ -114,7 +114,8 @@ KINDS = pytest.mark.parametrize("kind", ["responses", "responses, stateless", "c
 @KINDS
 def test_response_has_them(kind: str) -> None:
     """They are in the text and its deltas, also when it is retrieved, and only if they were requested."""
-    text, options = "".join(TOKENS), {"include": [INCLUDE], "top_logprobs": 2}
+    text = "".join(TOKENS)
+    options = {"include": [INCLUDE], "top_logprobs": 2}
     with connect_upstream(kind) as client:
         whole = ask(client, "Hi", **options)
         events: list[Any] = list(ask(client, "Hi", **options, stream=True))
@@ -122,7 +123,8 @@ def test_response_has_them(kind: str) -> None:
         plain = ask(client, "Hi", include=[INCLUDE])
         *_, last = without = list(ask(client, "Hi", stream=True))
         others = [last.response, ask(client, "Hi"), ask(client, "And?", whole.id)]
-    streamed, expected = events[-1].response, build_logprobs(TOKENS, 2)
+    streamed = events[-1].response
+    expected = build_logprobs(TOKENS, 2)
     assert [read_text(each) for each in (whole, retrieved, streamed)] == [(text, expected)] * 3
     assert read_text(plain) == (text, build_logprobs(TOKENS, 0))
     assert [read_text(each) for each in others] == [(text, [])] * 3

@@ -55,7 +55,8 @@ def test_only_items_are_inherited(client: OpenAI, server: TestServer) -> None:
     """The context is that of the parent with its output; instructions, tools and settings apply to one request."""
     settings: Any = {"instructions": "Be kind.", "tools": [WEATHER]}
     first = ask(client, "one", metadata={"a": "b"}, **settings)
-    more, second = ask(client, "two", first.id, **settings), ask(client, "two", first.id)
+    more = ask(client, "two", first.id, **settings)
+    second = ask(client, "two", first.id)
     assert more.usage.input_tokens > max(first.usage.total_tokens, second.usage.input_tokens + 10)
     assert (second.instructions, second.tools, second.metadata) == (None, [], {})
     assert (second.previous_response_id, second.conversation) == (first.id, None)

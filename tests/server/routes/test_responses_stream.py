@@ -141,7 +141,8 @@ def test_model_error_fails_the_stream(stored: bool, stream: Stream) -> None:
     with serve(model=FailingModel()) as server, open_client(server) as http:
         events = stream(server, input="x", store=stored)
         assert event_types(events) == [*START_EVENTS, *TEXT_EVENTS[:3], "error", "failed"]
-        error, failed = events[-2], events[-1]["response"]
+        error = events[-2]
+        failed = events[-1]["response"]
         assert error.keys() == {"type", "code", "message", "param", "sequence_number"}
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
         if stored:

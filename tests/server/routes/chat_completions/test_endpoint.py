@@ -99,7 +99,8 @@ def test_reasoning_content_is_sent_and_accepted(server: TestServer, client: Open
     params: Any = {"messages": [make_message("Think about 6 * 7")], "reasoning_effort": "low"}
     create = client.chat.completions.with_raw_response.create
     body = check_completion(create(model="practice", **params))
-    message, usage = body["choices"][0]["message"], body["usage"]
+    message = body["choices"][0]["message"]
+    usage = body["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     details = usage["completion_tokens_details"]
     assert 0 < details["reasoning_tokens"] < usage["completion_tokens"]
