@@ -31,22 +31,32 @@ def count_requests(server: TestServer) -> int:
 
 
 async def test_a_queued_response_is_an_outcome_of_its_own(link: Link) -> None:
-    """The Turn has the id of the response, polling appends the answer, and the answer is an anchor."""
+    """The run ends without an answer, and the Turn has the id of the response."""
     async with link.engine.stream(TURN, background=True, streaming=False) as stream:
         turn = await stream.finish()
-    running = find_running(turn)
-    assert running is not None
     assert stream.answers[-1].outcome.status == "running"
+    assert find_running(turn) is not None
     assert turn.blocks == TURN.blocks
-    turn = await link.engine.poll(turn)
+
+
+async def test_an_answer_in_the_background_is_polled(link: Link) -> None:
+    """Polling appends the answer, after which nothing is running, and sends no second request."""
+    turn = await link.engine.poll(await link.engine.run(TURN, background=True, streaming=False))
     assert last_text(turn) == "Hello there."
     assert find_running(turn) is None
-    assert (
-        get_state(turn).previous_response_id == turn.blocks[-1].response_id == running.response_id
-    )
+    assert count_requests(link.server) == 1
+
+
+async def test_a_polled_answer_is_an_anchor(link: Link) -> None:
+    """The next request continues the response that was polled."""
+    turn = await link.engine.run(TURN, background=True, streaming=False)
+    running = find_running(turn)
+    assert running is not None
+    turn = await link.engine.poll(turn)
+    assert turn.blocks[-1].response_id == running.response_id
+    assert get_state(turn).previous_response_id == running.response_id
     await link.send("And now?", turn=turn)
-    assert count_requests(link.server) == 2
-    assert link.bodies[1]["previous_response_id"] == running.response_id
+    assert link.bodies[-1]["previous_response_id"] == running.response_id
 
 
 async def test_a_stored_turn_keeps_the_id_of_an_answer_that_is_issued_once(link: Link) -> None:

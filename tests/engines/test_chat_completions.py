@@ -500,23 +500,36 @@ NATIVE_DELTAS: list[dict[str, Any]] = [
 """The message in small pieces, as OpenRouter sends it."""
 
 
-@for_each("streaming", [False, True])
-async def test_what_only_some_servers_send_is_stored_and_sent_back(streaming: bool) -> None:
-    """Citations, reasoning details and signatures are sent as they came; the log of hosted tools is not."""
+async def continue_native(*, streaming: bool) -> tuple[Turn, Any]:
+    """Return a Turn with the message, and the message as it was sent back."""
     streamed = stream_deltas(*NATIVE_DELTAS, reason="tool_calls")
     answer = streamed if streaming else complete(NATIVE, "tool_calls")
-    turn, sent = await continue_answer(answer, tool_result("c1", "done"), streaming=streaming)
+    return await continue_answer(answer, tool_result("c1", "done"), streaming=streaming)
+
+
+@for_each("streaming", [False, True])
+async def test_what_only_some_servers_send_is_sent_back(streaming: bool) -> None:
+    """Citations, reasoning details and signatures are sent as they came; the log of hosted tools is not."""
+    _, sent = await continue_native(streaming=streaming)
     ignored = ("reasoning", "executed_tools")
     assert sent == {name: value for name, value in NATIVE.items() if name not in ignored}
+
+
+@for_each("streaming", [False, True])
+async def test_what_only_some_servers_send_is_stored(streaming: bool) -> None:
+    """The blocks are those of any server, with the members of this one beside them."""
+    turn, _ = await continue_native(streaming=streaming)
     thought, message, call = turn.blocks[1:4]
     assert thought == reasoning(text="Let me see.", encrypted_content="sig")
     assert thought.extra["item"]["chat_message"] == {"reasoning_details": DETAILS}
-    assert isinstance(message, AssistantBlock)
     assert message == assistant("Yes.")
+    assert isinstance(message, AssistantBlock)
     assert message.parts[0].extra["annotations"] == (CITATION,)
     assert message.extra["item"]["chat_message"]["executed_tools"] == ({"name": "search"},)
-    assert call == tool_call("f", "{}", call_id="c1")
-    assert call.extra["item"]["chat_call"] == {"extra_content": SIGNED}
+    assert (call, call.extra["item"]["chat_call"]) == (
+        tool_call("f", "{}", call_id="c1"),
+        {"extra_content": SIGNED},
+    )
 
 
 async def test_what_only_one_server_has_is_not_sent_to_another() -> None:

@@ -254,26 +254,41 @@ async def test_requests_for_other_models_while_evidence_is_saved() -> None:
     assert store.saved
 
 
+async def fail_twice(server: MemoryServer, engine: Engine, *, streaming: bool) -> Turn:
+    """Return a Turn whose next request was answered with an error of the server twice, because it was chained."""
+    turn, _ = await send_messages(server, engine, 6, streaming=streaming)
+    assert is_chained(server.bodies[-1])
+    server.fails_chained = True
+    for _ in range(2):
+        with pytest.raises(ServerFailed):
+            await talk(engine, turn, ORDINARY.format(6), streaming=streaming)
+    return turn
+
+
 @STREAMING
 async def test_server_that_fails_chained_requests_gets_full_ones(streaming: bool) -> None:
-    """After two errors in a row everything is sent for a while, and later requests are chained again."""
+    """After two errors in a row everything is sent, and the plan and an event say why."""
+    server = MemoryServer()
+    async with connect_to(server.handle) as engine:
+        turn = await fail_twice(server, engine, streaming=streaming)
+        turn, events = await talk(engine, turn, ORDINARY.format(6), streaming=streaming)
+    assert [event.reason for event in events if isinstance(event, ModeChanged)] == ["fails"]
+    assert not is_chained(server.bodies[-1])
+    assert is_coherent(server, turn)
+    plans = [event.plan for event in events if isinstance(event, RequestPlanned)]
+    assert "with server errors" in plans[0].explain()
+
+
+@STREAMING
+async def test_server_that_failed_chained_requests_gets_them_later(streaming: bool) -> None:
+    """After a while, requests are chained again."""
     server, clock = MemoryServer(), FakeClock()
     async with connect_to(server.handle, clock=clock) as engine:
-        turn, _ = await send_messages(server, engine, 6, streaming=streaming)
-        assert is_chained(server.bodies[-1])
-        server.fails_chained = True
-        for _ in range(2):
-            with pytest.raises(ServerFailed):
-                await talk(engine, turn, ORDINARY.format(6), streaming=streaming)
-        turn, events = await talk(engine, turn, ORDINARY.format(6), streaming=streaming)
-        assert [event.reason for event in events if isinstance(event, ModeChanged)] == ["fails"]
-        assert not is_chained(server.bodies[-1])
-        assert is_coherent(server, turn)
-        plans = [event.plan for event in events if isinstance(event, RequestPlanned)]
-        assert "with server errors" in plans[0].explain()
+        turn = await fail_twice(server, engine, streaming=streaming)
+        turn, _ = await talk(engine, turn, ORDINARY.format(6), streaming=streaming)
         server.fails_chained = False
         clock.now += BASE_COOLDOWN
         turn, events = await talk(engine, turn, ORDINARY.format(7), streaming=streaming)
-        assert is_chained(server.bodies[-1])
-        assert is_coherent(server, turn)
-        assert count_healed(events) == 0
+    assert is_chained(server.bodies[-1])
+    assert is_coherent(server, turn)
+    assert count_healed(events) == 0

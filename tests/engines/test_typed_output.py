@@ -35,45 +35,75 @@ def kinds(turn: Turn) -> Sequence[str]:
 
 
 async def test_an_invalid_answer_is_requested_again_with_its_problems() -> None:
-    """The invalid answer stays in the Turn, so the correction is chained to it."""
-    reset()
+    """The correction has the problems and the schema, and follows the invalid answer in the Turn."""
     engine = ScriptedEngine([INVALID], [VALID])
-    async with engine.stream(TURN, output=Sum) as stream:
-        events = [event async for event in stream]
-    assert stream.output == Sum(result=5)
-    assert stream.text == '{"result": 5}'
-    assert kinds(stream.turn) == ["user", "assistant", "user", "assistant"]
-    correction = stream.turn.blocks[2]
+    reply = await engine.ask(TURN, output=Sum)
+    assert reply.output == Sum(result=5)
+    assert reply.text == '{"result": 5}'
+    assert kinds(reply.turn) == ["user", "assistant", "user", "assistant"]
+    correction = reply.turn.blocks[2]
     assert isinstance(correction, UserBlock)
     assert correction.origin == "output"
     assert "- result: Input should be a valid integer" in correction.text
     assert '"title": "Sum"' in correction.text
-    assert [e.attempt for e in events if isinstance(e, OutputRejected)] == [1]
-    assert [e.value for e in events if isinstance(e, OutputAccepted)] == [Sum(result=5)]
+
+
+async def test_a_correction_is_chained_to_the_invalid_answer() -> None:
+    """Only the correction is sent."""
+    engine = ScriptedEngine([INVALID], [VALID])
+    async with engine.stream(TURN, output=Sum) as stream:
+        await stream.finish()
     assert [plan.previous_response_id for plan in stream.plans] == ["", "resp_1"]
     assert [len(plan.delta) for plan in stream.plans] == [1, 1]
-    sent, _ = engine.requests[0].resolve_params({"text": {"verbosity": "low"}})
-    assert (sent["text"]["verbosity"], sent["text"]["format"]["name"]) == ("low", "Sum")
+
+
+async def test_typed_answers_are_events_and_counted() -> None:
+    """Each rejected answer is an event with its number, and so is the accepted value."""
+    reset()
+    engine = ScriptedEngine([INVALID], [VALID])
+    async with engine.stream(TURN, output=Sum) as stream:
+        events = [event async for event in stream]
+    assert [event.attempt for event in events if isinstance(event, OutputRejected)] == [1]
+    accepted = [event.value for event in events if isinstance(event, OutputAccepted)]
+    assert accepted == [Sum(result=5)]
     counted = snapshot()["outputs_total"]
     assert counted == {(("outcome", "accepted"),): (1, 1.0), (("outcome", "rejected"),): (1, 1.0)}
 
 
-async def test_an_answer_that_never_matches_is_an_error_with_the_text() -> None:
-    """After the last retry, the error has the text, the problems and the Turn to continue from."""
+async def test_format_of_a_typed_answer_is_added_to_text_options() -> None:
+    """Other options of the text are sent beside the format."""
+    engine = ScriptedEngine([VALID])
+    await engine.run(TURN, output=Sum)
+    sent, _ = engine.requests[0].resolve_params({"text": {"verbosity": "low"}})
+    assert (sent["text"]["verbosity"], sent["text"]["format"]["name"]) == ("low", "Sum")
+
+
+async def fail_to_match() -> OutputInvalid:
+    """Return the error of a second question, none of whose three answers matches."""
     engine = ScriptedEngine([VALID], *([assistant(INVALID_TEXT)] for _ in range(3)))
     turn = await engine.run(TURN, output=Sum)
     with pytest.raises(OutputInvalid) as exc_info:
         await engine.run(turn.append(user("again")), output=Sum)
-    error = exc_info.value
+    return exc_info.value
+
+
+async def test_an_answer_that_never_matches_is_an_error_with_the_text() -> None:
+    """After the last retry, the error has the text and its problems; its message does not quote the text."""
+    error = await fail_to_match()
     assert error.text == '{"result": "many"}'
     assert error.problems == (
         "result: Input should be a valid integer, unable to parse string as an integer",
     )
     assert error.attempts == 3
-    assert error.turn is not None
-    assert len(error.turn) == 2 + 6
-    assert len(get_state(error.turn).anchors) == 4
     assert "many" not in str(error)
+
+
+async def test_an_error_of_typed_answers_has_the_turn_to_continue_from() -> None:
+    """The Turn has all answers, each of which is an anchor."""
+    turn = (await fail_to_match()).turn
+    assert turn is not None
+    assert len(turn) == 2 + 6
+    assert len(get_state(turn).anchors) == 4
 
 
 async def test_caller_tool_calls_end_the_run_without_a_value() -> None:

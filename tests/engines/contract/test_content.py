@@ -175,22 +175,36 @@ async def test_images_files_and_audio_are_sent_or_rejected(
         check_law(server, await engine.run(turn))
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_truncated_answer_raises_incomplete_error(
-    engine: Engine, server: TestServer, streaming: bool
-) -> None:
-    """The error contains the Turn to continue from and the partial answer, which is no anchor."""
-    turn = Turn([user("Write 100 words")])
+LONG_QUESTION = Turn([user("Write 100 words")])
+
+
+async def truncate_answer(engine: Engine, *, streaming: bool) -> AnswerIncomplete:
+    """Return the error of an answer that reached its limit."""
     with pytest.raises(AnswerIncomplete) as exc_info:
-        await engine.run(turn, max_output_tokens=16, streaming=streaming)
-    error = exc_info.value
+        await engine.run(LONG_QUESTION, max_output_tokens=16, streaming=streaming)
+    return exc_info.value
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_truncated_answer_raises_incomplete_error(engine: Engine, streaming: bool) -> None:
+    """The error has the reason, the id, the usage and what was received, marked as partial."""
+    error = await truncate_answer(engine, streaming=streaming)
     assert error.code == "max_output_tokens"
     assert error.response_id
     assert error.usage
-    assert error.turn == turn
     assert error.partial
     assert error.partial[-1].metadata["kedge.partial"] is True
-    finished = await engine.run(turn.append(user("Never mind. What is 2+3?")))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_truncated_answer_is_no_anchor(
+    engine: Engine, server: TestServer, streaming: bool
+) -> None:
+    """The Turn of the error is as it was before, and can be continued."""
+    error = await truncate_answer(engine, streaming=streaming)
+    assert error.turn == LONG_QUESTION
+    turn = LONG_QUESTION.append(user("Never mind. What is 2+3?"))
+    finished = await engine.run(turn, streaming=streaming)
     assert len(finished) == 3
     check_law(server, finished)
 

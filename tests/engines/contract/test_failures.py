@@ -54,21 +54,32 @@ async def test_a_cancelled_run_leaves_the_engine_usable(name: str, streaming: bo
     assert "answer to Hi" in str(turn.blocks[-1])
 
 
+async def reject(engine: Engine, *, streaming: bool) -> RequestRefused:
+    """Return the error of a request with an invalid parameter."""
+    with pytest.raises(RequestRefused) as exc_info:
+        await engine.run(SUM, max_output_tokens=-5, streaming=streaming)
+    return exc_info.value
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_rejected_request_raises_typed_error(
     engine: Engine, name: str, streaming: bool
 ) -> None:
-    """A rejected request raises a typed error with the message, status, request id, plan and Turn."""
-    with pytest.raises(RequestRefused) as exc_info:
-        await engine.run(SUM, max_output_tokens=-5, streaming=streaming)
-    error = exc_info.value
-    assert error.status == 400
+    """The error has the status and the message of the server, and names the provider and the request."""
+    error = await reject(engine, streaming=streaming)
+    assert (error.status, error.provider) == (400, name.partition(",")[0])
     assert "max_" in error.message
     assert error.request_id
+    if name.startswith("responses"):
+        assert error.param == "max_output_tokens"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_rejected_request_has_its_turn_and_plan(engine: Engine, streaming: bool) -> None:
+    """The Turn is unchanged; the same request would be rejected again."""
+    error = await reject(engine, streaming=streaming)
     assert error.turn == SUM
     assert error.plan is not None
-    assert not name.startswith("responses") or error.param == "max_output_tokens"
-    assert error.provider == name.partition(",")[0]
     assert not error.retryable
 
 

@@ -1,6 +1,9 @@
 """Test that every engine predicts the cached tokens that the server then reports."""
 
+from collections.abc import AsyncIterator
 from typing import Any
+
+import pytest
 
 from engines.contract.conftest import open_engine
 from kedge.engines import Engine
@@ -97,29 +100,55 @@ async def test_caching_can_be_switched_off(server: TestServer, name: str) -> Non
             assert get_state(turn).anchors[-1].counted is None
 
 
-async def test_cache_key_is_stable_within_a_conversation(server: TestServer) -> None:
+SECRET_TURN = Turn([user("The secret word is fjord.")])
+
+
+@pytest.fixture
+async def caching(server: TestServer) -> AsyncIterator[Engine]:
+    """Yield an engine that sends cache keys."""
+    async with open_engine(server, "responses", prompt_cache=True) as engine:
+        yield engine
+
+
+def get_cache_key(engine: Engine, turn: Turn) -> str:
+    """Return the cache key of a plan."""
+    plan = engine.plan(turn)
+    assert plan.cache
+    assert plan.cache.key
+    return plan.cache.key
+
+
+async def test_cache_key_is_stable_within_a_conversation(
+    server: TestServer, caching: Engine
+) -> None:
     """The key is the same for a rebuilt Turn, a fork, and after edits behind the first block."""
-    async with (
-        open_engine(server, "responses", prompt_cache=True) as engine,
-        open_engine(server, "chat", prompt_cache=True) as chat,
-    ):
-        turn, _, _ = await send(engine, Turn([user("The secret word is fjord.")]))
-        first: Any = server.requests[-1].body
-        key = first["prompt_cache_key"]
-        rebuilt = Turn([user("The secret word is fjord."), *turn.blocks[1:], user("And now?")])
-        edited = rebuilt.remove(rebuilt.blocks[1].id)
-        for each in (rebuilt, edited, Turn([system("Be brief."), *rebuilt.blocks])):
-            plan = engine.plan(each)
-            assert plan.cache
-            assert plan.cache.key == key
-        assert "fjord" not in key
-        assert len(key) <= 64
-        other = engine.plan(Turn([user("Another start")])).cache
-        assert other
-        assert other.key != key
-        await send(engine, rebuilt, prompt_cache_key="mine")
-        request_body: Any = server.requests[-1].body
-        assert request_body["prompt_cache_key"] == "mine"
-        await send(chat, rebuilt)
-        body: Any = server.requests[-1].body
-        assert body["prompt_cache_key"].startswith("kedge-")
+    turn, _, _ = await send(caching, SECRET_TURN)
+    body: Any = server.requests[-1].body
+    rebuilt = Turn([user("The secret word is fjord."), *turn.blocks[1:], user("And now?")])
+    edited = rebuilt.remove(rebuilt.blocks[1].id)
+    instructed = Turn([system("Be brief."), *rebuilt.blocks])
+    for each in (rebuilt, edited, instructed):
+        assert get_cache_key(caching, each) == body["prompt_cache_key"]
+
+
+async def test_cache_keys_of_two_conversations_differ(caching: Engine) -> None:
+    """The key depends on the first message, of which it says nothing."""
+    key = get_cache_key(caching, SECRET_TURN)
+    assert key != get_cache_key(caching, Turn([user("Another start")]))
+    assert "fjord" not in key
+    assert len(key) <= 64
+
+
+async def test_cache_key_of_the_caller_is_sent(server: TestServer, caching: Engine) -> None:
+    """A key among the parameters replaces that of the conversation."""
+    await send(caching, SECRET_TURN, prompt_cache_key="mine")
+    body: Any = server.requests[-1].body
+    assert body["prompt_cache_key"] == "mine"
+
+
+async def test_cache_key_of_chat_completions(server: TestServer) -> None:
+    """The key is a parameter of that API as well."""
+    async with open_engine(server, "chat", prompt_cache=True) as chat:
+        await send(chat, SECRET_TURN)
+    body: Any = server.requests[-1].body
+    assert body["prompt_cache_key"].startswith("kedge-")

@@ -1,7 +1,7 @@
 """Test a Turn that moves between providers: the law holds, and old anchors remain valid."""
 
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -10,7 +10,16 @@ from engines.contract.conftest import ENGINES
 from kedge.engines import Engine
 from kedge.planning import get_state
 from kedge.testing import TestServer
-from kedge.turns import ReasoningBlock, ToolCallBlock, Turn, UserBlock, system, tool_result, user
+from kedge.turns import (
+    Block,
+    ReasoningBlock,
+    ToolCallBlock,
+    Turn,
+    UserBlock,
+    system,
+    tool_result,
+    user,
+)
 
 REASONING_OPTIONS: dict[str, Any] = {"reasoning": {"effort": "low"}}
 
@@ -31,10 +40,19 @@ def newest_body(server: TestServer, path: str) -> dict[str, Any]:
     return bodies[-1]
 
 
-async def test_returning_to_a_provider_uses_its_anchor(
-    engines: dict[str, Engine], server: TestServer
-) -> None:
-    """The anchor is the provider's own newest response, and the blocks of other providers are the delta."""
+class Switched(NamedTuple):
+    """A Turn that began with the Responses API, continued with two others, and is about to return."""
+
+    turn: Turn
+    response_id: str
+    """The last response of the Responses API."""
+    elsewhere: tuple[Block, ...]
+    """The blocks after that response."""
+
+
+@pytest.fixture
+async def switched(engines: dict[str, Engine], server: TestServer) -> Switched:
+    """Return a Turn with reasoning and calls of two other providers."""
     turn = await run_to_answer(engines["responses"], Turn([system("Be kind."), user("One")]))
     response_id = turn.blocks[-1].response_id
     length = len(turn)
@@ -42,23 +60,48 @@ async def test_returning_to_a_provider_uses_its_anchor(
     check_law(server, turn)
     turn = await run_to_answer(engines["anthropic"], turn.append(user("Call add with 3 and 4")))
     check_law(server, turn)
-    reasoning_blocks = [b for b in turn.blocks[length:] if isinstance(b, ReasoningBlock)]
-    assert len(reasoning_blocks) == 4
-    foreign = {block.response_id for block in turn.blocks[length:]} - {""}
-
     turn = turn.append(user("What did I say first?"))
-    plan = engines["responses"].plan(turn)
-    assert plan.previous_response_id == response_id
-    assert plan.delta == turn.blocks[length:]
+    return Switched(turn, response_id, turn.blocks[length:])
+
+
+async def test_returning_to_a_provider_uses_its_anchor(
+    engines: dict[str, Engine], switched: Switched
+) -> None:
+    """The anchor is the provider's own newest response, and the blocks of other providers are the delta."""
+    plan = engines["responses"].plan(switched.turn)
+    assert plan.previous_response_id == switched.response_id
+    assert plan.delta == switched.elsewhere
+
+
+async def test_reasoning_of_other_providers_is_left_out(
+    engines: dict[str, Engine], switched: Switched
+) -> None:
+    """Reasoning is sent to its own provider only."""
+    reasoning_blocks = [block for block in switched.elsewhere if isinstance(block, ReasoningBlock)]
+    assert len(reasoning_blocks) == 4
+    plan = engines["responses"].plan(switched.turn)
     assert set(plan.left_out) == set(reasoning_blocks)
-    assert {each.response_id: each.reason for each in plan.rejected} == dict.fromkeys(
-        foreign, "scope"
-    )
+
+
+async def test_responses_of_other_providers_are_rejected(
+    engines: dict[str, Engine], switched: Switched
+) -> None:
+    """The plan says of each that it belongs to another provider."""
+    plan = engines["responses"].plan(switched.turn)
+    foreign = {block.response_id for block in switched.elsewhere} - {""}
+    rejected = {candidate.response_id: candidate.reason for candidate in plan.rejected}
+    assert rejected == dict.fromkeys(foreign, "scope")
     assert "another provider" in plan.explain()
-    turn = await run_to_answer(engines["responses"], turn)
+
+
+async def test_blocks_of_other_providers_are_sent_as_plain_items(
+    engines: dict[str, Engine], server: TestServer, switched: Switched
+) -> None:
+    """Calls and their results are sent without the ids of another provider."""
+    turn = await run_to_answer(engines["responses"], switched.turn)
     check_law(server, turn)
     body = newest_body(server, "responses")
-    assert body["previous_response_id"] == response_id
+    assert body["previous_response_id"] == switched.response_id
     assert [item["type"] for item in body["input"]].count("function_call") == 2
     assert not any(item["type"] == "reasoning" or "id" in item for item in body["input"])
     assert 'You said first: "One"' in str(turn.blocks[-1])

@@ -83,33 +83,45 @@ async def test_an_invalid_answer_is_corrected_within_the_law(
     check_law(server, continued.turn)
 
 
+LISBON = Turn([user('Say {"city": "Lisbon", "days": 3}')])
+
+
 async def test_a_server_without_structured_output_gets_the_schema_as_text(
     server: TestServer, name: str
 ) -> None:
-    """The rejected request is healed once, and the plans of later requests have the schema as text, guarded."""
+    """The rejected request is sent once more, with the schema among the instructions."""
     server.faults.set("refuse_output_format")
-    turn = Turn([user('Say {"city": "Lisbon", "days": 3}')])
-    async with open_engine(server, name) as engine:
-        async with engine.stream(turn, output=Stop) as stream:
-            events = [event async for event in stream]
-        assert stream.output == Stop("Lisbon", 3)
-        assert [event for event in events if isinstance(event, Healed)] == [Healed("format")]
-        rejected, answered = server.requests
-        assert "json_schema" in str(rejected.body)
-        assert "json_schema" not in str(answered.body)
-        assert "Answer only with JSON that matches this schema" in str(answered.body)
-        check_law(server, stream.turn)
-        turn = stream.turn.append(user('Say {"city": "Rome"}'))
-        options: Any = {"output": Stop, "ephemeral": "Be brief."}
-        for each in (engine, with_middleware(engine, guard(redact("nested dataclass")))):
-            plan = each.plan(turn, streaming=False, **options)
-            reply = await each.ask(turn, **options)
-            assert reply.output == Stop("Rome", 1)
-            assert reply.plan
-            assert plan.instructions == reply.plan.instructions
-            assert plan.sizes[0] == reply.requests[-1].sent_bytes
-            check_law(server, reply.turn)
-        assert len(server.requests) == 4
+    async with open_engine(server, name) as engine, engine.stream(LISBON, output=Stop) as stream:
+        events = [event async for event in stream]
+    assert stream.output == Stop("Lisbon", 3)
+    assert [event for event in events if isinstance(event, Healed)] == [Healed("format")]
+    rejected, answered = server.requests
+    assert "json_schema" in str(rejected.body)
+    assert "json_schema" not in str(answered.body)
+    assert "Answer only with JSON that matches this schema" in str(answered.body)
+    check_law(server, stream.turn)
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+async def test_schema_as_text_is_planned_after_the_first_rejection(
+    server: TestServer, name: str, is_guarded: bool
+) -> None:
+    """Later requests have the schema as text at once, as planned, and after the guards of the stack."""
+    server.faults.set("refuse_output_format")
+    options: Any = {"output": Stop, "ephemeral": "Be brief."}
+    async with open_engine(server, name) as inner:
+        turn = await inner.run(LISBON, output=Stop)
+        engine = with_middleware(inner, guard(redact("nested dataclass"))) if is_guarded else inner
+        turn = turn.append(user('Say {"city": "Rome"}'))
+        plan = engine.plan(turn, streaming=False, **options)
+        sent = len(server.requests)
+        reply = await engine.ask(turn, **options)
+    assert reply.output == Stop("Rome", 1)
+    assert len(server.requests) == sent + 1
+    assert reply.plan
+    assert plan.instructions == reply.plan.instructions
+    assert plan.sizes[0] == reply.requests[-1].sent_bytes
+    check_law(server, reply.turn)
 
 
 async def test_without_healing_a_rejected_format_is_an_error(server: TestServer, name: str) -> None:
