@@ -68,33 +68,68 @@ def is_child(child: ReadableSpan, parent: ReadableSpan) -> bool:
     return child.parent is not None and child.parent == parent.get_span_context()
 
 
-async def test_a_run_with_tools_is_a_tree_of_spans(engine: Engine, spans: Spans) -> None:
-    """A turn with two requests and a tool call has spans that follow the semantic conventions."""
+CALL_ADD = Turn([user("Please call add with a=2 and b=3")])
+
+
+@pytest.fixture
+async def run_spans(engine: Engine, spans: Spans) -> tuple[ReadableSpan, ...]:
+    """Return the spans of a run with two requests and a tool call: request, tool, request, run."""
     stack = with_middleware(engine, trace(spans.tracer, agent="harbour"), tools(add))
-    await stack.run(Turn([user("Please call add with a=2 and b=3")]))
-    names = [span.name for span in spans.all]
+    await stack.run(CALL_ADD)
+    return spans.all
+
+
+async def test_a_run_with_tools_is_a_tree_of_spans(
+    run_spans: tuple[ReadableSpan, ...], spans: Spans
+) -> None:
+    """The requests and tools of a run are children of its span."""
+    names = [span.name for span in run_spans]
     assert names == ["chat practice", "execute_tool add", "chat practice", "invoke_agent harbour"]
-    first, tool, second, run = spans.all
+    *children, run = run_spans
     assert run.parent is None
+    assert all(is_child(child, run) for child in children)
     assert spans.read(run)["gen_ai.agent.name"] == "harbour"
-    assert all(is_child(child, run) for child in (first, tool, second))
-    assert (first.kind, tool.kind) == (SpanKind.CLIENT, SpanKind.INTERNAL)
-    sent, called, answered = map(spans.read, (first, tool, second))
-    assert sent["gen_ai.operation.name"] == "chat"
-    assert sent["gen_ai.provider.name"] == "responses"
-    assert sent["gen_ai.request.model"] == "practice"
-    assert sent["gen_ai.response.id"].startswith("resp_")
-    assert sent["gen_ai.response.finish_reasons"] == ("tool_call",)
-    assert sent["gen_ai.usage.input_tokens"] > 0
-    assert answered["kedge.anchor.id"] == sent["gen_ai.response.id"]
-    assert answered["kedge.delta.blocks"] == 1
-    assert answered["gen_ai.response.finish_reasons"] == ("stop",)
-    assert called["gen_ai.tool.name"] == "add"
-    assert called["gen_ai.tool.call.id"].startswith("call_")
+    assert run.status.status_code is StatusCode.UNSET
+
+
+async def test_the_span_of_a_request_follows_the_conventions(
+    run_spans: tuple[ReadableSpan, ...], spans: Spans
+) -> None:
+    """It has the operation, the provider, the model, the response and the tokens."""
+    first = run_spans[0]
+    attributes = spans.read(first)
+    assert first.kind is SpanKind.CLIENT
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.provider.name"] == "responses"
+    assert attributes["gen_ai.request.model"] == "practice"
+    assert attributes["gen_ai.response.id"].startswith("resp_")
+    assert attributes["gen_ai.response.finish_reasons"] == ("tool_call",)
+    assert attributes["gen_ai.usage.input_tokens"] > 0
+
+
+async def test_the_span_of_a_chained_request_names_its_anchor(
+    run_spans: tuple[ReadableSpan, ...], spans: Spans
+) -> None:
+    """The second request continues the first one with the result of the tool."""
+    first, _, second, _ = run_spans
+    attributes = spans.read(second)
+    assert attributes["kedge.anchor.id"] == spans.read(first)["gen_ai.response.id"]
+    assert attributes["kedge.delta.blocks"] == 1
+    assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
+
+
+async def test_the_span_of_a_tool_begins_after_the_request_with_its_call(
+    run_spans: tuple[ReadableSpan, ...], spans: Spans
+) -> None:
+    """It has the name and the call of the tool."""
+    first, tool, _, _ = run_spans
+    attributes = spans.read(tool)
+    assert tool.kind is SpanKind.INTERNAL
+    assert attributes["gen_ai.tool.name"] == "add"
+    assert attributes["gen_ai.tool.call.id"].startswith("call_")
     assert tool.start_time is not None
     assert first.end_time is not None
     assert tool.start_time >= first.end_time
-    assert run.status.status_code is StatusCode.UNSET
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -110,26 +145,39 @@ async def test_spans_have_sizes_and_only_those_of_streams_a_first_chunk(
     assert ("gen_ai.response.time_to_first_chunk" in attributes) is streaming
 
 
-async def test_content_is_exported_only_on_request(
-    engine: Engine, spans: Spans, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By default no messages, arguments or results are exported; with the setting, all of them are."""
-    turn = Turn([system("Be brief."), user(SECRET), user("Please call add with a=2 and b=3")])
-    await run_stack(engine, trace(spans.tracer), tools(add), turn=turn)
+SECRET_TURN = Turn([system("Be brief."), user(SECRET), *CALL_ADD.blocks])
+
+
+async def test_no_content_is_exported_by_default(engine: Engine, spans: Spans) -> None:
+    """Spans have no messages, arguments or results."""
+    await run_stack(engine, trace(spans.tracer), tools(add), turn=SECRET_TURN)
+    assert spans.all
     assert "harbour" not in spans.text
     assert "arguments" not in spans.text
-    spans.exporter.clear()
+
+
+async def test_content_is_exported_on_request(
+    engine: Engine, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the environment variable, spans have messages, arguments and results."""
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
-    await run_stack(engine, trace(spans.tracer), tools(add), turn=turn)
+    await run_stack(engine, trace(spans.tracer), tools(add), turn=SECRET_TURN)
     assert SECRET in spans.text
     assert "Be brief." in spans.text
-    called = spans.read("execute_tool add")
-    assert called["gen_ai.tool.call.result"] == "5"
-    assert '"a"' in called["gen_ai.tool.call.arguments"]
-    written = spans.read("chat practice")["gen_ai.output.messages"]
-    assert [message["finish_reason"] for message in json.loads(written)] == ["stop"]
-    spans.exporter.clear()
-    await run_stack(engine, trace(spans.tracer, content=False), tools(add), turn=turn)
+    tool = spans.read("execute_tool add")
+    assert tool["gen_ai.tool.call.result"] == "5"
+    assert '"a"' in tool["gen_ai.tool.call.arguments"]
+    output = spans.read("chat practice")["gen_ai.output.messages"]
+    assert [message["finish_reason"] for message in json.loads(output)] == ["stop"]
+
+
+async def test_the_argument_precedes_the_environment_variable_for_content(
+    engine: Engine, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``content=False`` no content is exported."""
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
+    await run_stack(engine, trace(spans.tracer, content=False), tools(add), turn=SECRET_TURN)
+    assert spans.all
     assert SECRET not in spans.text
 
 

@@ -156,25 +156,50 @@ def get_scope(model: str, **settings: Any) -> str:
     return engine.scope
 
 
-def test_account_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Projects and headers with credentials are part of the scope, also those from the environment."""
-    plain, other = get_scope("openai:gpt-5.1"), get_scope("xai:grok-4")
-    assert plain.startswith("openai/api.openai.com/v1/")
-    assert "1234" not in plain
+OPENAI = "openai:gpt-5.1"
+
+
+def test_a_scope_names_the_provider_and_the_address() -> None:
+    """It has a hash of the key, and nothing in place of a missing one."""
+    scope = get_scope(OPENAI)
+    assert scope.startswith("openai/api.openai.com/v1/")
+    assert "1234" not in scope
     local = "responses:http://localhost:8484/v1/#m"
     assert get_scope(local, api_key=None) == "responses/localhost:8484/v1"
-    assert get_scope("openai:gpt-5.1", default_headers={"X-Tag": "t"}) == plain
-    headers = [{"Authorization": "Bearer c"}, *({"Helicone-Auth": f"Bearer {n}"} for n in "ab")]
-    given, *scopes = (get_scope("openai:gpt-5.1", default_headers=each) for each in headers)
-    assert len({plain, given, *scopes, get_scope("openai:gpt-5.1", api_key="other")}) == 5
+
+
+def test_credentials_in_headers_are_part_of_the_scope() -> None:
+    """Each account has a scope of its own; other headers make no difference."""
+    accounts: list[dict[str, Any]] = [
+        {},
+        {"api_key": "other"},
+        {"default_headers": {"Authorization": "Bearer c"}},
+        {"default_headers": {"Helicone-Auth": "Bearer a"}},
+        {"default_headers": {"Helicone-Auth": "Bearer b"}},
+    ]
+    assert len({get_scope(OPENAI, **settings) for settings in accounts}) == len(accounts)
+    assert get_scope(OPENAI, default_headers={"X-Tag": "t"}) == get_scope(OPENAI)
+
+
+def test_the_project_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project from the environment counts as one in the settings."""
+    plain = get_scope(OPENAI)
+    project = get_scope(OPENAI, project="proj_1")
+    assert project != plain
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj_1")
-    project = get_scope("openai:gpt-5.1")
-    monkeypatch.delenv("OPENAI_PROJECT_ID")
-    assert project == get_scope("openai:gpt-5.1", project="proj_1") != plain
+    assert get_scope(OPENAI) == project
+
+
+def test_headers_of_the_environment_are_part_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers in the settings precede them, and they are not sent to other providers."""
+    plain = get_scope(OPENAI)
+    other_provider = get_scope("xai:grok-4")
+    login: dict[str, Any] = {"default_headers": {"Authorization": "Bearer c"}}
+    explicit = get_scope(OPENAI, **login)
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Tag: t\nAuthorization: Bearer b")
-    assert get_scope("openai:gpt-5.1") not in (plain, given)
-    assert get_scope("openai:gpt-5.1", default_headers={"Authorization": "Bearer c"}) == given
-    assert get_scope("xai:grok-4") == other
+    assert get_scope(OPENAI) not in (plain, explicit)
+    assert get_scope(OPENAI, **login) == explicit
+    assert get_scope("xai:grok-4") == other_provider
 
 
 def test_openai_headers_are_sent_to_openai_only(
