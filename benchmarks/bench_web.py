@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from benchmarks.table import Row, compare_cpu, cpu_seconds
 from kedge.presentation.layout import compute_layout
-from kedge.presentation.response_tree import Totals, TreeNode, build_response_graph
+from kedge.presentation.response_tree import Totals, TreeNode, build_response_tree
 from kedge.providers import connect
 from kedge.server.settings import Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
 from kedge.store import ConversationRow, RequestRecord, open_store
 from kedge.store import Node as StoredNode
+from kedge.store.append import insert_node
 from kedge.store.database.transactions import Tx
-from kedge.store.nodes import insert_node
 from kedge.store.stored_blocks import to_stored_block
 from kedge.store.tree import read_tree
 from kedge.turns import assistant, user
@@ -126,7 +126,7 @@ async def _measure_pages(url: str, name: str) -> list[Row]:
         service = ConversationService(store, ModelSelector(engine, ("practice",)))
         row = await store.conversation(name)
         tree = await read_tree(store, row)
-        chain = cpu_seconds(lambda: build_response_graph(tree, 0.0), repeat=3)
+        chain = cpu_seconds(lambda: build_response_tree(tree, 0.0), repeat=3)
         view = await service.load_view(name)
         drawn = cpu_seconds(
             lambda: render(
