@@ -1,8 +1,9 @@
 """Requests of a browser end with its session: by logging out in another tab, with its token, or by its expiry."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
@@ -123,31 +124,56 @@ def logging_out_later(page: PageServer, browser: httpx2.Client, gate: GatedModel
         thread.join(TIMEOUT)
 
 
-async def test_a_session_is_valid_until_it_ends_or_expires(tmp_path: Path) -> None:
-    """Sessions of the server's token and of a named token are compared with the store and the clock."""
-    now = 1_000_000.0
-    async with open_store(tmp_path / "store.db") as store:
-        registry = TokenRegistry(store, clock=lambda: now)
+@dataclass
+class Clock:
+    """A clock that the test sets."""
+
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def open_auth(folder: Path, clock: Clock) -> AsyncGenerator[tuple[PageAuth, TokenRegistry]]:
+    """Yield the access policy of a page on a store, and its tokens."""
+    async with open_store(folder / "store.db") as store:
+        registry = TokenRegistry(store, clock=clock)
+        yield PageAuth(ADMIN, registry=registry, clock=clock), registry
+
+
+async def start_session(auth: PageAuth, token: str) -> Grant:
+    """Log in with a token, and return what a request with the session is granted."""
+    session = await auth.log_in(token)
+    assert session
+    sender = await auth.find_sender(Credentials(session=session))
+    assert sender
+    return Grant(sender.caller, session)
+
+
+@pytest.mark.parametrize("is_admin", [True, False])
+async def test_a_session_expires(tmp_path: Path, is_admin: bool) -> None:
+    """A session is valid for its time; a bearer token does not expire."""
+    clock = Clock()
+    async with open_auth(tmp_path, clock) as (auth, registry):
         alice, secret = await registry.add("alice")
-        auth = PageAuth(ADMIN, registry=registry, clock=lambda: now)
-        grants: dict[str, Grant] = {}
-        for token in (ADMIN, secret):
-            session = await auth.log_in(token)
-            assert session
-            found = await auth.find_sender(Credentials(session=session))
-            assert found
-            grants[token] = Grant(found.caller, session)
-            assert await auth.is_valid(grants[token])
-        assert grants[secret].caller == alice
-        now += SESSION_SECONDS - 1
-        assert [await auth.is_valid(each) for each in grants.values()] == [True, True]
-        now += 2
-        assert [await auth.is_valid(each) for each in grants.values()] == [False, False]
-        assert await auth.is_valid(Grant(alice))  # a bearer token does not expire
-        session = await auth.log_in(secret)
-        assert session
+        grant = await start_session(auth, ADMIN if is_admin else secret)
+        assert grant.caller == (None if is_admin else alice)
+        assert await auth.is_valid(grant)
+        clock.now += SESSION_SECONDS - 1
+        assert await auth.is_valid(grant)
+        clock.now += 2
+        assert not await auth.is_valid(grant)
+        assert await auth.is_valid(Grant(alice))
+
+
+async def test_a_session_is_invalid_when_its_token_is_revoked(tmp_path: Path) -> None:
+    """So are requests with the token itself."""
+    async with open_auth(tmp_path, Clock()) as (auth, registry):
+        alice, secret = await registry.add("alice")
+        grant = await start_session(auth, secret)
         await registry.revoke("alice")
-        assert not await auth.is_valid(Grant(alice, session))
+        assert not await auth.is_valid(grant)
         assert not await auth.is_valid(Grant(alice))
 
 

@@ -179,22 +179,12 @@ def test_server_requests_are_shown_to_their_user_only(running: UserPage) -> None
     assert statuses == {"alice": 200, "bob": 404, "admin": 404}
 
 
-def test_sessions_are_revocable(running: UserPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session and its open streams end when the token is revoked."""
+def test_session_ends_with_its_token(running: UserPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session and its open streams end when the token is revoked, and other tokens of the user remain."""
     monkeypatch.setattr(dashboard, "HEARTBEAT_TICKS", 10**9)
     running.add("carol")
     running.add("carol-phone", user="carol", scopes=["page"])
-    running.send("carol", "Carol was here.")
-    with (
-        running.log_in("carol") as browser,
-        running.log_in("carol-phone") as phone,
-        running.log_in("bob") as other,
-    ):
-        for each in (browser, phone):
-            assert "Carol was here." in each.get("/").text
-            assert each.get("/api/conversations").json()["total"] == 1
-        assert "Carol was here." not in other.get("/").text
-        assert running.secrets["carol"] not in str(browser.cookies)
+    with running.log_in("carol") as browser, running.log_in("carol-phone") as phone:
         with browser.stream("GET", "/dashboard/live") as stream:
             chunks = stream.iter_bytes()
             assert next(chunks)
@@ -203,12 +193,32 @@ def test_sessions_are_revocable(running: UserPage, monkeypatch: pytest.MonkeyPat
         assert browser.get("/").status_code == 303
         assert browser.get("/api/conversations").status_code == 401
         assert phone.get("/").status_code == 200
-        copied = {"cookie": "; ".join(f"{name}={value}" for name, value in phone.cookies.items())}
-        phone.post("/logout")
-        assert phone.get("/", headers=copied).status_code == 303
-    with running.log_in("carol-phone") as phone:  # the token itself is still valid
-        assert "Log out" in phone.get("/").text
-    assert "Log out" not in running.call("bob", "GET", "/").text  # a bearer token has no session
+
+
+def test_sessions_of_a_user_show_the_same_data(running: UserPage) -> None:
+    """Each token of a user gives a session with the data of the user, without the token in a cookie."""
+    running.add("erin")
+    running.add("erin-phone", user="erin", scopes=["page"])
+    running.send("erin", "Erin was here.")
+    for name in ("erin", "erin-phone"):
+        with running.log_in(name) as browser:
+            assert "Erin was here." in browser.get("/").text
+            assert browser.get("/api/conversations").json()["total"] == 1
+            assert running.secrets[name] not in str(browser.cookies)
+    with running.log_in("bob") as other:
+        assert "Erin was here." not in other.get("/").text
+
+
+def test_logout_ends_a_session_but_not_its_token(running: UserPage) -> None:
+    """Copies of the cookie are invalid, and the token gives another session; a bearer token has no session."""
+    running.add("frank", scopes=["page"])
+    with running.log_in("frank") as browser:
+        cookies = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+        browser.post("/logout")
+        assert browser.get("/", headers={"cookie": cookies}).status_code == 303
+    with running.log_in("frank") as browser:
+        assert "Log out" in browser.get("/").text
+    assert "Log out" not in running.call("bob", "GET", "/").text
 
 
 def test_scopes_limit_where_a_token_is_accepted(running: UserPage) -> None:

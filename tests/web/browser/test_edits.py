@@ -7,8 +7,8 @@ from web.browser.conftest import OpenTab
 from web.conftest import PageServer
 
 
-def test_edit_is_marked_and_compared(open_tab: OpenTab, page: PageServer) -> None:
-    """An edited message shows its previous text; the branches beside each other have the changed words highlighted."""
+def test_edited_message_is_marked(open_tab: OpenTab, page: PageServer) -> None:
+    """An edited message is sent as a new branch, and shows its previous text."""
     name = page.create_conversation("Hello", "What is 2+3?", "Thanks")
     tab = open_tab(page, f"/conversations/{name}")
     question = tab.locator(".said.user", has_text="What is 2+3?")
@@ -21,6 +21,15 @@ def test_edit_is_marked_and_compared(open_tab: OpenTab, page: PageServer) -> Non
     expect(edited.locator(".chip.edited")).to_be_visible()
     edited.get_by_text("Text before the edit").click()
     expect(edited.locator(".previous .words")).to_have_text("What is 2+3?")
+
+
+def test_branches_are_compared_side_by_side(open_tab: OpenTab, page: PageServer) -> None:
+    """The messages of two branches are beside each other, with the changed words highlighted."""
+    name = page.create_conversation("Hello", "What is 2+3?", "Thanks")
+    path = f"/api/conversations/{name}"
+    first = page.get(f"{path}/tree")["nodes"][0]["node"]
+    page.post(f"{path}/runs", message="What is 20+3?", at=first)
+    tab = open_tab(page, f"/conversations/{name}")
     tab.get_by_text("Compare").first.click()
     tab.get_by_role("button", name="Compare").click()
     expect(tab.get_by_text("2 messages in common", exact=True)).to_be_visible()

@@ -18,25 +18,38 @@ def manage(tab: Page, action: str, label: str = "", text: str = "") -> None:
         tab.get_by_role("button", name="Save").click()
 
 
-def test_conversation_is_managed(empty_page: PageServer, open_tab: OpenTab) -> None:
-    """Each change is shown, also a quoted tag with a comma, and retains the draft; a deletion can be undone."""
-    name = empty_page.create_conversation("Tell me about lighthouses")
-    tab = open_tab(empty_page, f"/conversations/{name}")
+def test_conversation_is_renamed_and_tagged(page: PageServer, open_tab: OpenTab) -> None:
+    """Each change is shown, also a quoted tag with a comma, and retains the draft."""
+    tab = open_tab(page, f"/conversations/{page.create_conversation('Tell me about lighthouses')}")
     tab.get_by_label("Your message").fill("A draft")
     manage(tab, "Rename", "Title", "Lighthouses")
     expect(tab.get_by_role("heading", name="Lighthouses", exact=True)).to_be_visible()
     manage(tab, "Change tags", "Tags", 'towers, "Paris, France"')
     expect(tab.locator(".talk-head a.chip")).to_have_text(["Paris, France", "towers"])
+    expect(tab.get_by_label("Your message")).to_have_value("A draft")
+
+
+def test_unchanged_tags_are_not_saved(page: PageServer, open_tab: OpenTab) -> None:
+    """The dialog offers the tags as they are entered, and sends nothing if they are not changed."""
+    name = page.create_conversation("Hello", tags=["towers", "Paris, France"])
+    tab = open_tab(page, f"/conversations/{name}")
+    changes: list[Request] = []
+    tab.on("request", lambda sent: changes.append(sent) if sent.method == "PATCH" else None)
     tab.locator("summary", has_text="Manage").click()
     tab.get_by_role("button", name="Change tags").click()
     expect(tab.get_by_label("Tags, separated by commas")).to_have_value('"Paris, France", towers')
-    changes: list[Request] = []
-    tab.on("request", lambda sent: changes.append(sent) if sent.method == "PATCH" else None)
-    tab.get_by_role("button", name="Save").click()  # nothing is changed, so the page stays
+    tab.get_by_role("button", name="Save").click()
+    expect(tab.get_by_role("dialog")).to_have_count(0)
     manage(tab, "Archive")
     expect(tab.locator(".talk-head .chip.archived")).to_be_visible()
     assert len(changes) == 1
-    expect(tab.get_by_label("Your message")).to_have_value("A draft")
+
+
+def test_deletion_is_undone(empty_page: PageServer, open_tab: OpenTab) -> None:
+    """The list counts down the time for undo, and undoing restores the conversation as it was."""
+    name = empty_page.create_conversation("Hello", title="Lighthouses", tags=["towers"])
+    empty_page.client.patch(f"/api/conversations/{name}", json={"archived": True})
+    tab = open_tab(empty_page, f"/conversations/{name}")
     manage(tab, "Delete")
     expect(tab.get_by_text("The conversation is deleted for good in")).to_be_visible()
     tab.wait_for_load_state()
@@ -44,7 +57,7 @@ def test_conversation_is_managed(empty_page: PageServer, open_tab: OpenTab) -> N
     tab.get_by_role("button", name="Undo").click()
     expect(tab.get_by_text("deleted for good")).to_be_hidden()
     (row,) = empty_page.get("/api/conversations", show="archived")["data"]
-    assert (row["title"], row["tags"]) == ("Lighthouses", ["Paris, France", "towers"])
+    assert (row["title"], row["tags"]) == ("Lighthouses", ["towers"])
 
 
 def test_mode_is_changed(empty_page: PageServer, open_tab: OpenTab) -> None:

@@ -1,10 +1,11 @@
 """The page in Chromium: list, chat, forks, comparison, keyboard, themes and hostile content."""
 
+from collections.abc import Iterator
+
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
 from kedge.turns import assistant, image, opaque, reasoning, system, tool_call, tool_result, user
-from kedge.web.security import SESSION_COOKIE
 from web.browser.chromium import WatchedTab
 from web.browser.conftest import OpenTab, send
 from web.conftest import PageServer, serve_page
@@ -86,7 +87,7 @@ def test_recent_conversations_are_listed(empty_page: PageServer, open_tab: OpenT
 
 
 def test_graph_is_navigated_by_keyboard(page: PageServer, open_tab: OpenTab) -> None:
-    """Keys select a response, the chat shows its path, and the address is a permalink; drafts are retained."""
+    """Keys select a response, the chat shows its path, and the address is a permalink."""
     name = page.create_conversation("First", "Second", "Third")
     tab = open_tab(page, f"/conversations/{name}")
     expect(tab.locator("[data-exchange]")).to_have_count(3)
@@ -98,6 +99,11 @@ def test_graph_is_navigated_by_keyboard(page: PageServer, open_tab: OpenTab) -> 
     assert "?at=" in tab.url
     tab.reload()
     expect(tab.locator("[data-exchange]")).to_have_count(1)
+
+
+def test_menus_and_help_are_used_by_keyboard(page: PageServer, open_tab: OpenTab) -> None:
+    """A link skips the navigation, Escape closes a menu and leaves the composer, and a key opens the help."""
+    tab = open_tab(page, f"/conversations/{page.create_conversation('First')}")
     tab.get_by_label("Your message").fill("A draft")
     tab.get_by_role("link", name="Skip to content").press("Enter")
     expect(tab.locator("main")).to_be_focused()
@@ -254,65 +260,86 @@ def test_hostile_content_is_inert(page: PageServer, open_tab: OpenTab) -> None:
         page.client.delete(f"/api/conversations/{name}")
 
 
-def test_login_form_accepts_token(
-    browser: Browser, tmp_path_factory: pytest.TempPathFactory
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
+    """Yield a page that needs a token."""
+    with serve_page(tmp_path_factory.mktemp("guarded"), token="open-sesame") as server:
+        yield server
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """Yield a separate context, with its own cookies."""
+    opened = browser.new_context()
+    yield opened
+    opened.close()
+
+
+def log_in(watched: WatchedTab, path: str = "/") -> Page:
+    """Open a path of a page that needs a token, enter the token, and return the tab with the list."""
+    tab = watched.open(path)
+    tab.get_by_label("Token").fill("open-sesame")
+    tab.get_by_role("button", name="Log in").click()
+    expect(tab.get_by_role("heading", name="Conversations", exact=True)).to_be_visible()
+    return tab
+
+
+def test_login_form_accepts_token(guarded: PageServer, context: BrowserContext) -> None:
+    """The token is entered once and stored in a cookie that scripts cannot read."""
+    watched = WatchedTab(context, guarded.url)
+    tab = log_in(watched, "/dashboard")
+    assert tab.evaluate("document.cookie") == ""
+    tab.get_by_role("link", name="Dashboard").click()
+    expect(tab.get_by_text("live", exact=True)).to_be_visible()
+    assert watched.problems == []
+
+
+def test_lost_session_is_reported_on_the_dashboard(
+    guarded: PageServer, context: BrowserContext
 ) -> None:
-    """The token is entered once and stored in a cookie that scripts cannot read; a lost session is reported."""
-    with serve_page(tmp_path_factory.mktemp("door"), token="open-sesame") as page:
-        context = browser.new_context()
-        watched = WatchedTab(context, page.url)
-        tab = watched.open("/dashboard")
-        tab.get_by_label("Token").fill("open-sesame")
-        tab.get_by_role("button", name="Log in").click()
-        expect(tab.get_by_role("heading", name="Conversations", exact=True)).to_be_visible()
-        assert tab.evaluate("document.cookie") == ""
-        assert watched.problems == []
-        tab.get_by_role("link", name="Dashboard").click()
-        expect(tab.get_by_text("live", exact=True)).to_be_visible()
-        (session,) = context.cookies()
-        context.clear_cookies()
-        expect(tab.get_by_text("Your session has ended.")).to_be_visible()
-        expect(tab.get_by_text("live", exact=True)).to_be_hidden()
-        value = session.get("value", "")
-        context.add_cookies([{"name": SESSION_COOKIE, "value": value, "url": page.url}])
-        tab.get_by_role("link", name="Conversations").first.click()
-        tab.get_by_role("button", name="New conversation").first.click()
-        expect(tab.get_by_role("heading", name="Send a message")).to_be_visible()
-        context.clear_cookies()
-        expect(tab.get_by_text("Your session has ended.")).to_be_visible()
-        send(tab, "Hello")
-        expect(tab.get_by_role("alert")).to_contain_text("Your session has ended.")
-        expect(tab.get_by_label("Your message")).to_have_value("Hello")
-        context.close()
+    """The figures are not updated any more, and the page says so."""
+    tab = log_in(WatchedTab(context, guarded.url))
+    tab.get_by_role("link", name="Dashboard").click()
+    expect(tab.get_by_text("live", exact=True)).to_be_visible()
+    context.clear_cookies()
+    expect(tab.get_by_text("Your session has ended.")).to_be_visible()
+    expect(tab.get_by_text("live", exact=True)).to_be_hidden()
+
+
+def test_message_of_a_lost_session_is_not_lost(
+    guarded: PageServer, context: BrowserContext
+) -> None:
+    """A message that could not be sent remains in the composer."""
+    tab = log_in(WatchedTab(context, guarded.url))
+    tab.get_by_role("button", name="New conversation").first.click()
+    expect(tab.get_by_role("heading", name="Send a message")).to_be_visible()
+    context.clear_cookies()
+    expect(tab.get_by_text("Your session has ended.")).to_be_visible()
+    send(tab, "Hello")
+    expect(tab.get_by_role("alert")).to_contain_text("Your session has ended.")
+    expect(tab.get_by_label("Your message")).to_have_value("Hello")
 
 
 @pytest.mark.parametrize("path", ["/", "/dashboard", "/requests", "/workflows", "conversation"])
 def test_a_tab_notices_that_another_one_has_logged_out(
-    browser: Browser, tmp_path_factory: pytest.TempPathFactory, path: str
+    guarded: PageServer, context: BrowserContext, path: str
 ) -> None:
     """Each page says that the session has ended, without a reload and without a message being sent."""
-    with serve_page(tmp_path_factory.mktemp("door"), token="open-sesame") as page:
-        context = browser.new_context()
-        watched = WatchedTab(context, page.url)
-        tab = watched.open("/")
-        tab.get_by_label("Token").fill("open-sesame")
-        tab.get_by_role("button", name="Log in").click()
-        expect(tab.get_by_role("heading", name="Conversations", exact=True)).to_be_visible()
-        if path == "conversation":
-            path = f"/conversations/{page.create_conversation('Hello')}"
-        tab.goto(page.url + path)
-        other = context.new_page()
-        other.goto(page.url)
-        other.get_by_role("button", name="Log out").click()
-        expect(other.get_by_label("Token")).to_be_visible()
-        tab.bring_to_front()
-        expect(tab.get_by_text("Your session has ended.")).to_be_visible()
-        if path.startswith("/conversations/"):
-            tab.get_by_label("Your message").fill("A draft")
-            tab.locator(".rows a[data-node]").first.click()
-            expect(tab.locator("#toast")).to_contain_text("Your session has ended.")
-            expect(tab.get_by_label("Your message")).to_have_value("A draft")
-        context.close()
+    tab = log_in(WatchedTab(context, guarded.url))
+    if path == "conversation":
+        path = f"/conversations/{guarded.create_conversation('Hello')}"
+    tab.goto(guarded.url + path)
+    other = context.new_page()
+    other.goto(guarded.url)
+    other.get_by_role("button", name="Log out").click()
+    expect(other.get_by_label("Token")).to_be_visible()
+    tab.bring_to_front()
+    expect(tab.get_by_text("Your session has ended.")).to_be_visible()
+    if path.startswith("/conversations/"):
+        tab.get_by_label("Your message").fill("A draft")
+        tab.locator(".rows a[data-node]").first.click()
+        expect(tab.locator("#toast")).to_contain_text("Your session has ended.")
+        expect(tab.get_by_label("Your message")).to_have_value("A draft")
 
 
 TYPED = "tell me a joke about cats? / just kidding"
