@@ -8,6 +8,7 @@ import socket
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from types import SimpleNamespace
@@ -221,7 +222,8 @@ async def test_wait_for_a_model_is_limited(
     server = RecordingServer(*[json_response(LOADING, 503)] * 5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "MAX_LOADING_SECONDS", limit)
-        patch.setattr(loading, "LOADING_PAUSES", (0.001 if limit < 0.1 else 0.5, 5.0))
+        first = 0.001 if limit < 0.1 else 0.5
+        patch.setattr(loading, "LOADING_WAITS", replace(loading.LOADING_WAITS, first=first))
         error = await catch_error(ServerFailed, server.handle, "Loading model", **settings)
     assert str(error) == "responses, HTTP 503: Loading model"
     assert len(server.bodies) == requests

@@ -6,7 +6,6 @@ time of a turn, and to import one of them takes longer than the first answer. An
 """
 
 import asyncio
-import random
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
 from kedge._internal.urls import is_loopback
+from kedge._internal.wait_policy import WaitPolicy
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause
 from kedge.engines.loading import is_loading
 from kedge.engines.raw_response import RawResponse
@@ -29,8 +29,12 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
 DEFAULT_MAX_RETRIES = 2
-INITIAL_BACKOFF = 0.5
-MAX_BACKOFF = 8.0
+REQUEST_WAITS = WaitPolicy(
+    "a request that was not answered, or with a status that may be temporary",
+    first=0.5,
+    longest=8.0,
+    spread=0.25,
+)
 """Seconds before the first repetition of a request, doubled for each further one, and the maximum."""
 MAX_RETRY_AFTER = 120.0
 """The longest delay in seconds that a server may request; after a longer one the caller gets the error."""
@@ -220,9 +224,7 @@ async def wait_to_retry(error: EngineError, retries: int, max_retries: int) -> i
         raise error
     if not retries or not error.retryable or (delay or 0) > MAX_RETRY_AFTER:
         raise error
-    backoff = min(INITIAL_BACKOFF * 2 ** (max_retries - retries), MAX_BACKOFF)
-    # The random part keeps clients apart that failed at the same time.
-    await asyncio.sleep(delay or backoff * random.uniform(0.75, 1))  # noqa: S311
+    await asyncio.sleep(delay or REQUEST_WAITS.pause(max_retries - retries))
     return retries - 1
 
 

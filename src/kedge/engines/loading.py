@@ -10,6 +10,7 @@ from contextvars import ContextVar
 
 import anyio
 
+from kedge._internal.wait_policy import WaitPolicy
 from kedge.errors import EngineError
 from kedge.observe import get_logger
 
@@ -17,8 +18,11 @@ log = get_logger("kedge.engines")
 
 MAX_LOADING_SECONDS = 300.0
 """The seconds to wait for a model altogether."""
-LOADING_PAUSES = (0.5, 5.0)
-"""Seconds before the first repetition, and the maximum; each pause is twice as long as the one before."""
+LOADING_WAITS = WaitPolicy(
+    "a request that a server rejects while it loads its model, which has no effect",
+    first=0.5,
+    longest=5.0,
+)
 _LOADING = re.compile(
     r"\bload(ing|s) (the |its )?model\b|\bmodel\b.{0,100}\b(is|being) (still |currently )?load(ing|ed)\b",
     re.IGNORECASE,
@@ -39,9 +43,7 @@ class LoadingWait:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        first, longest = LOADING_PAUSES
-        self._next_pause = first
-        self._max_pause = longest
+        self._repetitions = 0
 
     async def pause(self, error: EngineError) -> None:
         """Wait before a request is repeated, for as long as the server asks or twice as long as the last time.
@@ -49,7 +51,7 @@ class LoadingWait:
         Raises:
             EngineError: The error, if the server is not loading its model, or takes too long.
         """
-        pause = self._next_pause
+        pause = LOADING_WAITS.pause(self._repetitions)
         if error.retry_after is not None:
             pause = error.retry_after
         if not is_loading(error) or self.seconds + pause > MAX_LOADING_SECONDS:
@@ -60,4 +62,4 @@ class LoadingWait:
             listener(self.seconds)
         await anyio.sleep(pause)
         self.seconds += pause
-        self._next_pause = min(2 * self._next_pause, self._max_pause)
+        self._repetitions += 1

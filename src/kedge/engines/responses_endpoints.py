@@ -10,14 +10,18 @@ from collections.abc import AsyncGenerator
 from anyio import sleep
 
 from kedge._internal.urls import quote_segment
+from kedge._internal.wait_policy import WaitPolicy
 from kedge.engines.http_errors import parse_object
 from kedge.engines.raw_response import RawResponse
 from kedge.engines.transport import Transport
 from kedge.errors import EngineError, RequestRefused, StreamCut
 from kedge.wire.responses import RUNNING, ResponsesDecoder
 
-POLL_SECONDS = (0.2, 5.0)
-"""The first and the longest pause between two requests for a response that has not ended."""
+RESPONSE_POLLS = WaitPolicy(
+    "a request for a response that has not ended", first=0.2, longest=5.0, factor=1.5
+)
+CONTINUATION_SECONDS = 0.2
+"""The seconds before a stream is continued, for each time in a row without a new event."""
 MAX_CONTINUATIONS = 4
 """How often in a row a stream is continued without a new event."""
 
@@ -32,7 +36,7 @@ async def identify_server(transport: Transport) -> None:
 
 async def fetch_response(transport: Transport, response_id: str, *, wait: bool) -> RawResponse:
     """Return a response, with ``wait`` when it has ended."""
-    pause, longest = POLL_SECONDS
+    pauses = RESPONSE_POLLS.pauses()
     while True:
         reply = await transport.send(f"/responses/{quote_segment(response_id)}", method="GET")
         if not wait:
@@ -41,8 +45,7 @@ async def fetch_response(transport: Transport, response_id: str, *, wait: bool) 
         if parse_object(content).get("status") not in RUNNING:
             source = _yield_once(content)
             return RawResponse(reply.client, reply.errors, source, lambda: None, reply.headers)
-        await sleep(pause)
-        pause = min(pause * 1.5, longest)
+        await sleep(next(pauses))
 
 
 async def _yield_once(content: bytes) -> AsyncGenerator[bytes]:
@@ -105,7 +108,7 @@ def continue_stream(
             if decoder.ended or not decoder.response_id or tries > MAX_CONTINUATIONS:
                 return
             await reply.aclose()
-            await sleep(POLL_SECONDS[0] * tries)
+            await sleep(CONTINUATION_SECONDS * tries)
             decoder.restart()
             try:
                 reply = await _open_stream(transport, decoder.response_id, decoder)

@@ -25,6 +25,7 @@ from anyio import current_time, move_on_after, sleep
 
 from kedge._internal.display import pluralize
 from kedge._internal.urls import quote_segment
+from kedge._internal.wait_policy import WaitPolicy
 from kedge.engines.heal_rules import OBJECT_LOCKED
 from kedge.errors import EngineError, InvalidTurn, KedgeError, RequestRefused, ServerFailed
 from kedge.evidence.object_claims import OBJECT_CLAIMS, Claim, ObjectStore, UnusedObject
@@ -36,9 +37,11 @@ from kedge.turns import Block, ReasoningBlock, ToolResultBlock, UserBlock, block
 
 LOCK_SECONDS = 10.0
 """Seconds for which a request waits for an object that another request uses; then it uses a new one."""
-FIRST_DELAY = 0.1
-MAX_DELAY = 1.0
-"""Seconds between two attempts at an object that is in use: the first delay, and the maximum."""
+LOCK_WAITS = WaitPolicy(
+    "a request that was rejected because another one uses its conversation object",
+    first=0.1,
+    longest=1.0,
+)
 PAUSE_SECONDS = 10.0
 """Seconds after an answer from which the end of the object is compared before a stream, too."""
 DELETE_SECONDS = 10.0
@@ -168,16 +171,16 @@ class ConversationObjects:
 
     async def send(self, send: Callable[[], Awaitable[T]]) -> T:
         """Send a request to an object; wait while the server says that another request uses the object."""
-        delay = FIRST_DELAY
         deadline = current_time() + LOCK_SECONDS
+        pauses = LOCK_WAITS.pauses()
         while True:
+            pause = next(pauses)
             try:
                 return await send()
             except RequestRefused as error:
-                if error.code != OBJECT_LOCKED or current_time() + delay > deadline:
+                if error.code != OBJECT_LOCKED or current_time() + pause > deadline:
                     raise
-            await sleep(delay)
-            delay = min(2 * delay, MAX_DELAY)
+            await sleep(pause)
 
     async def check_end(
         self,
