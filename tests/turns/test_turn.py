@@ -322,6 +322,19 @@ def test_with_blocks_replaces_all_blocks(before: list[int], after: list[int]) ->
     assert prefix_digest(changed) == prefix_digest(Turn(changed.blocks))
 
 
+def test_operations_without_effect_return_the_turn() -> None:
+    """A Turn that does not change stays the identical one, by which callers recognize it."""
+    turn = Turn([system("s"), user("a")])
+    unchanged = (
+        turn.append(),
+        turn.insert(1),
+        turn.remove(),
+        turn.take(2),
+        turn.with_blocks(turn.blocks),
+    )
+    assert all(each is turn for each in unchanged)
+
+
 def test_has_prefix_compares_identical_blocks() -> None:
     """``has_prefix`` compares blocks by identity, not by content."""
     start = Turn([user("a"), user("b")])

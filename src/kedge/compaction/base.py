@@ -244,7 +244,7 @@ class CompactionStrategy(Protocol):
     def compact_blocks(
         self, request: CompactionRequest
     ) -> Sequence[Block] | Replacement | Awaitable[Sequence[Block] | Replacement]:
-        """Return the blocks that remain, in their order, and those that replace the others."""
+        """Return the blocks that remain, in their order, and the blocks that replace the others."""
         ...
 
 

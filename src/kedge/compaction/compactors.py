@@ -176,7 +176,7 @@ class ProviderCounter:
         self.engine = base.check_engine(engine)
 
     async def count(self, request: CompactionRequest, blocks: Sequence[Block]) -> int:
-        """Return the tokens of these blocks after the leading ones of the request."""
+        """Return the tokens of these blocks after the leading blocks of the request."""
         count_tokens = _find_method(self.engine or request.engine, "count_tokens")
         if count_tokens is None:
             return request.count(request.leading) + request.count(blocks)

@@ -50,8 +50,8 @@ class SummarizingCompactor(LimitCompactor):
         max_tokens: The number of tokens above which it compacts.
         keep_tokens: The approximate number of tokens of the newest exchanges that remain; by default half the maximum.
             The newest exchange always remains.
-        engine: Another engine than that of the conversation.
-        model: Another, cheaper model than that of the conversation.
+        engine: The engine to use; by default the engine of the conversation.
+        model: Another, cheaper model than the conversation has.
         ask: The prompt that requests the summary.
         max_summary_tokens: The maximum length of a summary, to which a longer one is cut; by default
             half of what ``keep_tokens`` leaves of ``max_tokens``.

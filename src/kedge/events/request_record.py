@@ -29,7 +29,7 @@ ANCHOR_MEMBERS = (
     "scope", "stored", "created_at", "expires_at", "digest", "block_count", "depth",
     "root_created_at", "barrier", "derived", "counted",
 )  # fmt: skip
-"""The members of a record that have the same names and values as those of its anchor."""
+"""The members that a record and its anchor have in common."""
 MAX_REJECTED = 8
 """The maximum number of rejected candidates in a record."""
 MAX_OMITTED = 1_000
@@ -80,7 +80,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     error_code: str = ""
     """The server's error code, or else the HTTP status; empty for an answer, and without a response."""
     is_resent: bool = False
-    """Whether the request failed and was sent again, so that its failure is not that of the question."""
+    """Whether the request failed and was sent again, so that its failure does not fail the question."""
     created_at: float = 0.0
     expires_at: float | None = None
     stored: bool = True
@@ -109,7 +109,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     rejected: tuple[RejectedCandidate, ...] = ()
     """The first responses that would have saved more and could not be continued."""
     more_rejected: int = 0
-    """The number of further ones."""
+    """The number of further responses that could not be continued."""
     start: int = 0
     """The position in the Turn, after its leading system text, from which blocks were sent."""
     omitted: tuple[int, ...] = ()
@@ -172,7 +172,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def sum_usage(records: Iterable[RequestRecord]) -> Usage:
     """Return the tokens of all requests."""
-    return reduce(add, (each.usage for each in records if each.usage), Usage())
+    counts = (record.usage for record in records if record.usage)
+    return reduce(add, counts, Usage())
 
 
 def keep_request(turn: Turn, record: RequestRecord) -> Turn:
@@ -180,16 +181,18 @@ def keep_request(turn: Turn, record: RequestRecord) -> Turn:
     running = find_running(turn)
     if running is None:
         return turn
-    sent = replace(record, status="running", node=0, parent=0, conversation="")
-    kept = replace(running, request=msgspec.json.encode(sent).decode())
-    return set_state(turn, get_state(turn).with_anchor(kept))
+    pending = replace(record, status="running", node=0, parent=0, conversation="")
+    anchor = replace(running, request=msgspec.json.encode(pending).decode())
+    return set_state(turn, get_state(turn).with_anchor(anchor))
 
 
 def find_request(turn: Turn) -> RequestRecord | None:
     """Return the record of the request for the response in the background that a Turn waits for, if it has one."""
     running = find_running(turn)
+    if running is None or not running.request:
+        return None
     try:
-        return _decode_record(running.request) if running and running.request else None
+        return _decode_record(running.request)
     except ValueError:  # written by another party
         return None
 

@@ -26,7 +26,7 @@ AnomalyKind = Literal[
 ]
 """Problems of a stream that do not stop its decoding.
 
-The last two do not make a response incomplete, but its blocks may differ from those that the server stored;
+The last two do not make a response incomplete, but its blocks may differ from what the server stored;
 see ``Outcome.anchor_problem``.
 """
 
@@ -50,7 +50,7 @@ def _select_visible(event: Event) -> list[str]:
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one response; ``+`` adds those of two responses.
+    """Token counts of one response; ``+`` adds the counts of two responses.
 
     Attributes:
         input_tokens: Tokens of the context that the model read, cached ones included.

@@ -148,7 +148,7 @@ class MemoryCheck(msgspec.Struct):
         self._sent = None
 
     def decide(self, plan: RequestPlan, body: Mapping[str, Any]) -> Way:
-        """Decide how a request may use its anchor; the arguments are those of ``set_request``."""
+        """Decide how a request may use its anchor; for the arguments see ``set_request``."""
         self.set_request(plan, body)
         self.way = self._choose_way(plan)
         self._visible = 0

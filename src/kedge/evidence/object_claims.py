@@ -26,7 +26,7 @@ Claim = Literal["owned", "unknown", "taken"]
 """Whether the object ends with the expected response, may do so, or is continued by another line of history."""
 
 MAX_OBJECTS = 65_536
-"""The number of objects whose end is in memory; that of others is not known."""
+"""The number of objects whose end is in memory; the end of others is not known."""
 _TAKEN = ""
 
 
@@ -92,7 +92,7 @@ class ObjectClaims:
         return "taken"
 
     def claim(self, scope: str, object_id: str, last: str) -> Claim:
-        """Claim an object for a request after the response ``last``; the arguments are those of ``find``."""
+        """Claim an object for a request after the response ``last``; for the arguments see ``find``."""
         with self._lock:
             claim = self.find(scope, object_id, last)
             if claim != "taken":

@@ -145,7 +145,7 @@ class ServerEvidence(Evidence):
     missed_at: float = 0.0
     """The time of the last of them; responses that were created before may have been lost with it."""
     missed_in: str = ""
-    """The conversation whose responses are missing; empty if they are those of several."""
+    """The conversation whose responses are missing; empty if several have lost responses."""
     shortfalls: int = 0
     """The number of consecutive counts of a known provider that lack a part of the context."""
     errors: int = 0

@@ -57,7 +57,7 @@ _UNCOUNTED_NAMES = """
 _UNCOUNTED_MEMBERS = frozenset(_UNCOUNTED_NAMES.split())
 """Body members that do not change the number of tokens of the others."""
 _COUNT_CHANGING_PARAMS = ("truncation", "context_management", "prompt")
-"""Parameters that make a server count other tokens than those of the request."""
+"""Parameters that make a server count other tokens than the request has."""
 _CLIENT_TOOL_TYPES = frozenset({"function", "custom"})
 """Tools that the server does not run; other tools add rounds and results to the usage."""
 
@@ -109,7 +109,7 @@ class SentTokens(NamedTuple):
 
     @property
     def tolerance(self) -> int:
-        """The maximum difference between our count and that of a server that counts as we do."""
+        """The maximum difference between our count and the count of a server that counts as we do."""
         return BLOCK_TOLERANCE * (self.texts + 1)
 
     @property

@@ -48,7 +48,7 @@ NO_CHANGES = AnchorChanges()
 
 
 def get_key(record: AnchorRecord) -> AnchorKey:
-    """Return what identifies a record among those of a Turn."""
+    """Return what identifies a record in a Turn."""
     return record.response_id, record.scope
 
 
@@ -58,8 +58,8 @@ def compare_anchors(known: Sequence[AnchorRecord], turn: Turn) -> AnchorChanges:
     Engines and compactors remove records that do not match the Turn. They prove nothing, and are not a change.
     """
     present = get_state(turn).anchors
-    if len(known) == len(present) and all(map(is_, known, present)):  # as usual
-        return NO_CHANGES
+    if len(known) == len(present) and all(map(is_, known, present)):
+        return NO_CHANGES  # the usual case
     before = {get_key(record): record for record in known}
     after = {get_key(record): record for record in present}
     missing = [record for key, record in before.items() if key not in after]

@@ -614,16 +614,6 @@ def record_response(
             return turn
         status = "no_id"
     index = get_prefix_index(turn)
-    depth = 1
-    root_created_at = created_at
-    expires_at = limit_expiry(created_at, None, retention)
-    if is_unusable_status(status):  # it is part of no chain
-        depth = 0
-        root_created_at = 0.0
-        expires_at = None
-    elif plan.anchor:
-        depth = plan.anchor.depth + 1
-        root_created_at = plan.anchor.root_created_at or plan.anchor.created_at
     scope = plan.scope
     if conversation_id:
         scope = conversation_scope(plan.scope, conversation_id)
@@ -632,20 +622,30 @@ def record_response(
         scope=scope,
         digest=index.digest(index.covered),
         block_count=index.covered,
-        depth=depth,
-        root_created_at=root_created_at,
+        root_created_at=created_at,
         status=status,
         stored=stored,
         created_at=created_at,
-        expires_at=expires_at,
+        expires_at=limit_expiry(created_at, None, retention),
         barrier=_find_barrier(plan, index, len(output)),
         derived=derived_digests(output),
         counted=counted,
     )
+    record = _place_in_chain(record, plan.anchor)
     state = prune_anchors(get_state(turn).with_anchor(record), turn)
     if status == "completed" and head:
         state = replace(state, previous_response_id=response_id, conversation_id=conversation_id)
     return set_state(turn, state)
+
+
+def _place_in_chain(record: AnchorRecord, parent: AnchorRecord | None) -> AnchorRecord:
+    """Return the record of a response with its place in the chain of the response that it continues, if any."""
+    if is_unusable_status(record.status):  # it is part of no chain
+        return replace(record, depth=0, root_created_at=0.0, expires_at=None)
+    if parent is None:
+        return record
+    root_created_at = parent.root_created_at or parent.created_at
+    return replace(record, depth=parent.depth + 1, root_created_at=root_created_at)
 
 
 def _find_barrier(plan: "RequestPlan", index: PrefixIndex, output_length: int) -> int | None:

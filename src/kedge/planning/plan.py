@@ -152,12 +152,12 @@ class RequestPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def delta_blocks(self) -> int:
-        """The number of blocks that are sent: the blocks of the delta without those that are left out."""
+        """The number of blocks that are sent: the delta without the blocks that are left out."""
         return len(self.source) - self.start - len(self.left_out)
 
     @property
     def full_blocks(self) -> int:
-        """The number of blocks of a full send, without those that this request leaves out."""
+        """The number of blocks of a full send, without the blocks that this request leaves out."""
         return self.total_blocks - len(self.left_out)
 
     def find_position(self, count: int) -> int:

@@ -5,7 +5,7 @@ provably valid. They are derived from everything before them, and their content 
 If a secret was redacted from the conversation, an earlier reasoning or compaction item may still contain the secret;
 sending the item would undo the redaction silently. So an item is sent only while everything it was derived from is
 provably unchanged: the record of its response matches the Turn's prefix *and* the response's output, at the same
-position, and the digests of the derived items are those that were received.
+position, and the derived items have the digests that were received.
 
 The id that the provider gave to an item is sent only for reasoning and for the item directly after it, because a server
 looks up the reasoning of an item with an id.

@@ -53,7 +53,7 @@ def image(
 
     Args:
         source: The URL or data URL of the image, its bytes, or the ``Path`` of a local file.
-        media_type: The media type of bytes or of a file; by default that of its content if it is a PNG, JPEG, GIF
+        media_type: The media type of bytes or of a file; by default the type of its content if it is a PNG, JPEG, GIF
             or WebP image, otherwise ``image/png`` for bytes, and determined by the name of a file.
         detail: The resolution at which the model sees it.
         max_bytes: The maximum size of a local file.

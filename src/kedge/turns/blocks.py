@@ -312,7 +312,7 @@ class AssistantBlock(BlockBase, frozen=True, tag="assistant"):
 class SystemBlock(BlockBase, frozen=True, tag="system"):
     """Instructions to the model.
 
-    Those at the start of a Turn are sent with every request; later ones are part of the history.
+    System blocks at the start of a Turn are sent with every request; later ones are part of the history.
 
     Attributes:
         text: The instructions.
@@ -677,7 +677,7 @@ def build_replacement(old: Block, new: Block | str) -> Block:
 
 
 def _drop_none(identity: Identity) -> Any:
-    """Return the keywords without those that are None."""
+    """Return the keywords that are not None."""
     if not identity:
         return identity
     return {name: value for name, value in identity.items() if value is not None}

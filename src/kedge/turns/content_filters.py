@@ -98,16 +98,17 @@ class ContentFilters(tuple[ContentFilter, ...]):
 
     def edit_text(self, text: str) -> str:
         """Return the text without anything that a rule matches. Never raises."""
-        for each in self:
-            text = each.edit_text(text)
+        for content_filter in self:
+            text = content_filter.edit_text(text)
         return text
 
     def _apply_one(self, content_filter: ContentFilter, block: B, phase: Phase) -> B:
         key = (id(content_filter), phase, id(block))
-        known = self._results.get(key)
-        if known is None:
+        cached = self._results.get(key)
+        if cached is None:
             result = content_filter.filter_block(block, phase)
-            known = self._results[key] = (block, result)
+            cached = (block, result)
+            self._results[key] = cached
             # A result is final: a replacement that matches its own pattern is not replaced again.
             self._results[id(content_filter), phase, id(result)] = (result, result)
-        return cast("B", known[1])  # a filter never changes the kind of a block
+        return cast("B", cached[1])  # a filter never changes the kind of a block

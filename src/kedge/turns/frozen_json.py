@@ -148,7 +148,7 @@ class FrozenMap(Immutable, Mapping[str, Any]):
         raise TypeError("FrozenMap cannot have subclasses, which could be mutable")
 
     def __or__(self, other: Mapping[str, Any]) -> "FrozenMap":
-        """Return the members of both; those of ``other`` take precedence."""
+        """Return the members of both; the values of ``other`` take precedence."""
         return unchecked_map({**freeze_map(self, "$")._content, **freeze_map(other, "$")})
 
     def __eq__(self, other: object) -> bool:

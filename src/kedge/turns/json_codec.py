@@ -92,7 +92,7 @@ def encode_block(block: Block) -> str:
 
 
 def is_plain(block: Block) -> bool:
-    """Return whether the JSON form of a block is that of its fields, without unknown members and parts."""
+    """Return whether the JSON form of a block has only its fields, without unknown members and parts."""
     if block.extra is not EMPTY or type(block) is UnknownBlock:
         return False
     for part in getattr(block, "parts", ()):  # noqa: SIM110 - faster than a generator
@@ -257,7 +257,7 @@ _TYPE_NAMES = {
     "bool": "a boolean",
     "str": "a string",
 }
-"""The names of the types of JSON values, by those of msgspec and of Python."""
+"""The names of the types of JSON values, by their names in msgspec and in Python."""
 _MESSAGE = re.compile(r"(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _MISMATCH = re.compile(r"Expected `(\w+).*`, got `(\w+)`")

@@ -205,7 +205,7 @@ def check_parts(parts: Iterable[P], allowed: tuple[type[P], ...], subject: str) 
     checked = cast("tuple[P, ...]", parts)
     for part in checked:
         if not isinstance(part, allowed):
-            names = ", ".join(each.__name__ for each in allowed)
+            names = ", ".join(part_type.__name__ for part_type in allowed)
             raise InvalidTurn(f"{subject} must have {names}, not {type(part).__name__}")
     return checked
 

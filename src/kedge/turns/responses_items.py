@@ -2,8 +2,8 @@
 
 This module decides only the form. Which provider ids and which reasoning may be sent is decided in
 ``kedge.planning.render``. Fields of a known item that Kedge does not interpret are stored in the block's
-``extra["item"]``: those of the user's messages and of results are sent again, because a program wrote them; of those
-of the model's output only ``RESENT_FIELDS`` are. An item that cannot be converted without loss becomes an
+``extra["item"]``. The fields of the user's messages and of results are sent again, because a program wrote them; of the
+fields of the model's output, only ``RESENT_FIELDS`` are. An item that cannot be converted without loss becomes an
 ``OpaqueBlock``.
 """
 

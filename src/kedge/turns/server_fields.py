@@ -4,9 +4,9 @@ An item that Kedge does not interpret is stored unchanged. Its provider id, its 
 are not visible to the model: they are ignored when items are compared, and are not sent again. The tables
 list the exceptions.
 
-The members of a known item that Kedge does not interpret are stored in the block's ``extra["item"]``. Those of input
-(messages of the user, results) are content. Of those of output, only the ones in ``RESENT_FIELDS`` are, and those that
-Anthropic's API requires.
+The members of a known item that Kedge does not interpret are stored in the block's ``extra["item"]``. In input
+(messages of the user, results) these members are content. In output, only ``RESENT_FIELDS`` and the members that
+Anthropic's API requires are content.
 """
 
 from collections.abc import Iterable

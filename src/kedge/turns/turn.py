@@ -42,7 +42,7 @@ CachedIndex = tuple[object, int]
 """A value that planning derived from the body of a Turn (the blocks after the leading system ones), and the number of
 the first blocks of the body that it describes.
 
-The value may describe more blocks than these, namely those of the Turn that this one was derived from."""
+It may describe more blocks than these, namely the blocks of the Turn from which this one was derived."""
 _NO_INDEX: CachedIndex = (None, 0)
 
 
@@ -244,7 +244,7 @@ class Turn(Immutable):
             blocks: All blocks of the new Turn.
 
         Returns:
-            The new Turn, with the same id and data.
+            The new Turn, with the same id and data; the Turn itself if it has these blocks.
 
         Raises:
             InvalidTurn: If two blocks have the same id.
@@ -293,6 +293,8 @@ class Turn(Immutable):
 
     def _splice(self, start: int, stop: int, *blocks: Block) -> "Turn":
         _check_blocks(blocks)
+        if start == stop and not blocks:
+            return self
         spliced = self.blocks[:start] + blocks + self.blocks[stop:]
         _check_unique_ids(spliced)
         lead = count_leading(spliced)
@@ -487,7 +489,7 @@ class TurnDiff(msgspec.Struct, frozen=True):
         added: Blocks that only the new Turn has.
         removed: Blocks that only the old Turn has.
         modified: The old and the new block of each id whose content differs.
-        moved: Blocks of the new Turn that are in another order among those that both Turns have.
+        moved: Blocks that both Turns have, and that are in another order in the new one.
     """
 
     added: tuple[Block, ...] = ()
