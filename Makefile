@@ -40,6 +40,7 @@ style: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/python tests/dense_statements.py
 
 TYPED := src benchmarks examples build/snippets tests/typing_samples.py tests/test_public.py tests/workflows/test_refine.py
 

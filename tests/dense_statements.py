@@ -7,6 +7,7 @@
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,22 +102,22 @@ def find_starred_literals(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def _find_starred_literals(function: Function) -> Iterator[ast.expr]:
-    literals: dict[str, int] = {}
-    uses: dict[str, int] = {}
+    literals: set[str] = set()
+    assignments: Counter[str] = Counter()
+    uses: Counter[str] = Counter()
     stars: dict[str, ast.expr] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple | ast.Dict):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    literals[target.id] = literals.get(target.id, 0) + 1
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            uses[node.id] = uses.get(node.id, 0) + 1
+            literals |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.Name):
+            count = uses if isinstance(node.ctx, ast.Load) else assignments
+            count[node.id] += 1
         elif isinstance(node, ast.Call):
             starred = [arg.value for arg in node.args if isinstance(arg, ast.Starred)]
             starred += [keyword.value for keyword in node.keywords if keyword.arg is None]
             stars.update({value.id: value for value in starred if isinstance(value, ast.Name)})
     for name, argument in stars.items():
-        if literals.get(name) == 1 and uses[name] == 1:
+        if name in literals and assignments[name] == 1 and uses[name] == 1:
             yield argument
 
 

@@ -422,15 +422,24 @@ def measure_branching(tx: Tx, selection: Selection) -> Branching:
 
 def sum_tokens(groups: Iterable[ResponseGroup]) -> Tokens:
     """Sum the tokens that the servers reported."""
-    names = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
-    return Tokens(*_sum_members(groups, *names).values())
+    listed = list(groups)
+    return Tokens(
+        input=sum(group.input_tokens for group in listed),
+        cached=sum(group.cached_tokens for group in listed),
+        output=sum(group.output_tokens for group in listed),
+        reasoning=sum(group.reasoning_tokens for group in listed),
+    )
 
 
 def sum_cache_use(groups: Sequence[ResponseGroup]) -> CacheUse:
     """Sum predicted and actual cached tokens, and the dollars that they saved."""
-    names = ("predictions", "predicted_tokens", "predicted_cached_tokens", "cache_write_tokens")
-    saved = round(sum(group.cache_savings for group in groups), ROUND_DIGITS)
-    return CacheUse(*_sum_members(groups, *names).values(), saved=saved)
+    return CacheUse(
+        predictions=sum(group.predictions for group in groups),
+        predicted=sum(group.predicted_tokens for group in groups),
+        cached=sum(group.predicted_cached_tokens for group in groups),
+        written=sum(group.cache_write_tokens for group in groups),
+        saved=round(sum(group.cache_savings for group in groups), ROUND_DIGITS),
+    )
 
 
 def _count_by(name: str, groups: Iterable[ResponseGroup]) -> tuple[Count, ...]:

@@ -167,8 +167,9 @@ class BatchContext:
     def _get_engine(self, model: str) -> Engine:
         """Return the engine of a model; attempts and limits apply to each request, also after tool calls."""
         if model not in self._engines:
-            layers = (retry(self.work.attempts), self.rate_limiter)
-            self._engines[model] = with_middleware(connect(model), *layers)
+            self._engines[model] = with_middleware(
+                connect(model), retry(self.work.attempts), self.rate_limiter
+            )
         return self._engines[model]
 
 

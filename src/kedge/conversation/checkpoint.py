@@ -151,7 +151,8 @@ class RunRecorder(msgspec.Struct):
         if self.filters:
             request = _filter_body(request, self.filters)
             reply = _filter_body(reply, self.filters)
-        self._add("exchanges", StoredExchange(request, reply, status, self.clock()))
+        exchange = StoredExchange(request, reply, status, self.clock())
+        self.recorded = replace(self.recorded, exchanges=(*self.recorded.exchanges, exchange))
 
     def record_event(self, event: Event) -> None:
         """Record an event."""
@@ -162,10 +163,12 @@ class RunRecorder(msgspec.Struct):
                 reason = "usage" if isinstance(event, ServerForgot) else event.reason
                 kind = _INCIDENTS[type(event)]
                 incident = Incident(kind, reason, self._scope, self.clock())  # pyright: ignore[reportArgumentType]
-                self._add("incidents", incident)
+                self.recorded = replace(
+                    self.recorded, incidents=(*self.recorded.incidents, incident)
+                )
             case ToolFinished():
                 row = ToolRow(event.call.name, event.outcome, event.seconds, self.clock())
-                self._add("tools", row)
+                self.recorded = replace(self.recorded, tools=(*self.recorded.tools, row))
             case _:
                 pass
 
@@ -174,10 +177,6 @@ class RunRecorder(msgspec.Struct):
         recorded = self.recorded
         self.recorded = NO_TELEMETRY
         return recorded
-
-    def _add(self, kind: str, row: object) -> None:
-        rows = {kind: (*getattr(self.recorded, kind), row)}
-        self.recorded = replace(self.recorded, **rows)
 
 
 def _filter_body(body: bytes, filters: ContentFilters) -> bytes:

@@ -60,6 +60,13 @@ CONNECT_SECONDS = 30.0
 READ_SECONDS = 300.0
 """The minimum number of seconds that an HTTP server may be silent while a request is open."""
 SESSION_HEADER = "mcp-session-id"
+_ENDS_OF_OUTPUT = (
+    anyio.IncompleteRead,
+    anyio.ClosedResourceError,
+    anyio.BrokenResourceError,
+    OSError,
+)
+"""What a read raises at the end of the output of a process."""
 SESSION_STATUSES = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND)
 LAUNCHERS = frozenset(
     {
@@ -293,9 +300,8 @@ async def _read_messages(
     """Pass on the messages on standard output; other lines are recorded and skipped."""
     max_bytes = resolve_limit()
     lines = BufferedByteReceiveStream(cast("ByteReceiveStream", process.stdout))
-    ends = (anyio.IncompleteRead, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
     try:
-        with suppress(*ends):
+        with suppress(*_ENDS_OF_OUTPUT):
             while True:
                 message = _parse_message(await lines.receive_until(b"\n", max_bytes), notes)
                 # After the receiver is closed, output is discarded: a server that cannot write cannot exit.

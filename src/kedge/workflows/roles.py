@@ -152,9 +152,14 @@ class Role(msgspec.Struct):
         Raises:
             WorkflowFailed: No answer matched; ``problem`` says whose.
         """
-        options = {"output": to_output_schema(result, "answer"), "output_retries": attempts - 1}
         try:
-            reply = await self.ask(number, message, on_rejected=on_rejected, **options)
+            reply = await self.ask(
+                number,
+                message,
+                on_rejected=on_rejected,
+                output=to_output_schema(result, "answer"),
+                output_retries=attempts - 1,
+            )
         except OutputError as error:
             self._report_answer(number, error.text)
             if on_rejected:
