@@ -131,7 +131,7 @@ async def chain_conversation(
             reply = await client.post(f"{url}/v1/responses", json=exchange.request)
             sent = server.bodies[0]
             written = _read_context(exchange.request, contexts)
-            if _read_context(sent, contexts) != written:
+            if not _is_replayed(written, _read_context(sent, contexts)):
                 found.append(f"{exchange.name}: chained on another context than the program wrote")
             if reply.text != echo_anchor(exchange.body, sent):
                 found.append(f"{exchange.name}: the program received another response")
@@ -139,6 +139,19 @@ async def chain_conversation(
             output = [_normalize(item) for item in response.get("output") or []]
             contexts[response.get("id") or ""] = [*written, *filter(None, output)]
         return chain_report(client).chained, found
+
+
+def _is_replayed(written: list[Any], context: list[Any]) -> bool:
+    """Return whether a program wrote this context; it may leave out members of answers, such as their phase."""
+    if len(written) != len(context):
+        return False
+    return all(map(_is_same_item, written, context))
+
+
+def _is_same_item(item: JsonObject, stored: JsonObject) -> bool:
+    if item.get("role") == "assistant" or item.get("type") == "function_call":
+        return item.items() <= stored.items()
+    return item == stored
 
 
 def _read_context(request: JsonObject, contexts: dict[str, list[Any]]) -> list[Any]:
