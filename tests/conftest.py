@@ -7,7 +7,6 @@ The examples are the same in every run, so that a failure is caused by a change;
 
 import asyncio
 import fcntl
-import functools
 import gc
 import inspect
 import os
@@ -63,7 +62,7 @@ if PROFILE == "kedge":
     setattr(providers, "is_local_module_file", lambda path: False)  # noqa: B010 - not exported
 
 if not os.environ.get("KEDGE_LIVE"):
-    # Each process that the tests start would otherwise load all certificates of the system.
+    # Each client would otherwise load all certificates of the system, which takes longer than most tests.
     os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "certificate.pem")
     os.environ.pop("SSL_CERT_DIR", None)
 
@@ -97,7 +96,6 @@ def _hide_own_files(config: pytest.Config) -> None:
 
 
 def _prepare_clients() -> None:
-    import httpcore2
     import httpx2
     import openai
 
@@ -113,9 +111,6 @@ def _prepare_clients() -> None:
 
     # A client that a test does not close fails every time, not only when its socket is collected first.
     del openai._base_client.SyncHttpxClientWrapper.__del__
-
-    # Each client of a test would load the certificates again, which takes longer than most tests.
-    httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 
 # Tests that start processes and browsers. They run first, so that no worker runs them alone at the end.

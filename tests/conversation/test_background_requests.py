@@ -3,14 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import httpx2
 import pytest
 from msgspec.structs import replace
 
-from conversation.conftest import Connect
+from conversation.conftest import BuildConversation, Connect
 from engines.fake_server import serve_handler
 from engines.runs import read_until
 from engines.test_background import FakeBackground
@@ -81,29 +81,64 @@ async def test_a_key_is_free_while_its_response_runs_in_the_background(
     assert (await conversation.send(QUESTION, background=True, key="k")).stored
 
 
-@pytest.mark.parametrize("start", [wait_later, read_stream, leave_stream])
-async def test_a_request_in_the_background_has_one_row(
-    start: Start, store: Store, connected: Connect, kedge_server: TestServer
-) -> None:
-    """The final row replaces that of the running response, with what was sent and what came back."""
+class Answered(NamedTuple):
+    """A conversation whose last answer was generated in the background, and its records."""
+
+    first: RequestRecord
+    running: RequestRecord
+    """The record of the request while the answer was generated."""
+    final: RequestRecord
+    reply: Reply | None
+    body: bytes
+    """The request as the server received it."""
+
+
+@pytest.fixture(params=[wait_later, read_stream, leave_stream])
+async def answered(
+    request: pytest.FixtureRequest,
+    store: Store,
+    kedge_server: TestServer,
+    connected: Connect,
+    conversation_with: BuildConversation,
+) -> Answered:
+    """Return the records of an answer for which a call waited, later or at once, or whose stream was left."""
     before = len(list_posts(kedge_server))
-    conversation = await Conversation.create(connected(), store=store)
-    await conversation.send("My name is Ada.")
-    await start(conversation)
+    conversation = await conversation_with("My name is Ada.")
+    await request.param(conversation)
     running = (await store.responses())[-1]
     reply = await finish(conversation, connected())
-    first, row = await store.responses()
-    assert (row.status, row.anchor, row.reason) == ("completed", first.provider_response_id, "")
-    assert row.sent_bytes == len(list_posts(kedge_server)[before + 1].raw)
+    first, final = await store.responses()
+    return Answered(first, running, final, reply, list_posts(kedge_server)[before + 1].raw)
+
+
+async def test_a_request_in_the_background_has_one_row(answered: Answered) -> None:
+    """The final row replaces that of the running response, with what was sent and what came back."""
+    row = answered.final
+    anchor = answered.first.provider_response_id
+    assert (row.status, row.anchor, row.reason) == ("completed", anchor, "")
+    assert row.sent_bytes == len(answered.body)
     assert row.input_tokens is not None
-    assert describe_sent(row) == describe_sent(running)
-    if reply is not None:
-        (record,) = reply.requests
-        assert describe_sent(record) == describe_sent(row)
-        assert record.usage == row.usage
-    found = await analyze(store)
-    assert (found.requests.total, found.requests.chained) == (2, 1)
-    assert found.tokens.input == (first.input_tokens or 0) + row.input_tokens
+    assert describe_sent(row) == describe_sent(answered.running)
+
+
+async def test_reply_of_a_request_in_the_background_has_its_record(answered: Answered) -> None:
+    """A call that waits for the answer returns the record that is stored."""
+    if answered.reply is None:  # the answer was there before
+        assert answered.running.status == "completed"
+        return
+    (record,) = answered.reply.requests
+    assert describe_sent(record) == describe_sent(answered.final)
+    assert record.usage == answered.final.usage
+
+
+async def test_a_request_in_the_background_is_counted_once(
+    store: Store, answered: Answered
+) -> None:
+    """Statistics have one request and its tokens."""
+    analytics = await analyze(store)
+    assert (analytics.requests.total, analytics.requests.chained) == (2, 1)
+    tokens = [record.input_tokens or 0 for record in (answered.first, answered.final)]
+    assert analytics.tokens.input == sum(tokens)
     assert await store.verify() == []
 
 

@@ -2,6 +2,7 @@
 
 import math
 import sqlite3
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -91,35 +92,56 @@ def read_text_tables(tx: Tx) -> dict[int, list[Any]]:
     }
 
 
-async def test_deleted_text_is_not_in_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A deletion overwrites text in the file, its journal and the index groups of its blocks; other text is found."""
+SECRET_TEXTS = 18
+
+
+@pytest.fixture
+async def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Store]:
+    """Yield a store in a folder, with six conversations of three blocks, four of which are a group of the index."""
     small = replace(TEXT_INDEXES["sqlite"], texts_per_group=4)
     monkeypatch.setitem(TEXT_INDEXES, "sqlite", small)
     async with open_store(f"sqlite:///{tmp_path}/s.db") as store:
-        rows = [await store.create(f"c{number}") for number in range(6)]
-        for number, row in enumerate(rows):
+        for number in range(6):
             texts = [f"common secret{number} line{number}x{line}" for line in range(3)]
-            await store.append(row, (await store.load(row)).node, [user(text) for text in texts])
-        assert len(await store.search("common", limit=50)) == 18
-        assert b"secret2" in read_files(tmp_path)
-        before = await store.database.read(read_text_tables)
-        assert sorted(before) == [0, 1, 2, 3, 4]
-        await store.delete(rows[2].id)  # blocks 7, 8 and 9
-        after = await store.database.read(read_text_tables)
-        assert [group for group in before if after[group] != before[group]] == [1, 2]
-        assert b"secret2" not in read_files(tmp_path)
-        assert b"line2x1" not in read_files(tmp_path)
-        newest = [f"line{number}x{line}" for number in (5, 4, 3, 1, 0) for line in (2, 1, 0)]
-        hits = await store.search("common", limit=50)
-        assert [hit.excerpt.split()[-1] for hit in hits] == newest
-        await store.delete(rows[3].id)  # blocks 10, 11 and 12: group 2 is empty now
-        assert sorted(await store.database.read(list_groups)) == [0, 1, 3, 4]
-        await store.database.write(lambda tx: rewrite_group(tx, 2))  # as another process would
-        assert await store.gc() == 0
-        assert len(await store.search("common", limit=50)) == 12
-        assert await store.verify() == []
+            await store.create(id=f"c{number}", blocks=[user(text) for text in texts])
+        assert len(await store.search("common", limit=50)) == SECRET_TEXTS
+        yield store
+
+
+async def test_deleted_text_is_not_in_the_files(secrets: Store, tmp_path: Path) -> None:
+    """A deletion overwrites text in the file and in its journal."""
+    assert b"secret2" in read_files(tmp_path)
+    await secrets.delete("c2")
+    assert b"secret2" not in read_files(tmp_path)
+    assert b"line2x1" not in read_files(tmp_path)
+
+
+async def test_text_of_other_conversations_is_found_after_a_deletion(secrets: Store) -> None:
+    """The hits are those of the others, in the same order."""
+    await secrets.delete("c2")
+    newest = [f"line{number}x{line}" for number in (5, 4, 3, 1, 0) for line in (2, 1, 0)]
+    hits = await secrets.search("common", limit=50)
+    assert [hit.excerpt.split()[-1] for hit in hits] == newest
+
+
+async def test_deletion_rewrites_only_groups_with_its_blocks(secrets: Store) -> None:
+    """The other groups of the search index are not touched."""
+    before = await secrets.database.read(read_text_tables)
+    assert sorted(before) == [0, 1, 2, 3, 4]
+    await secrets.delete("c2")  # blocks 7, 8 and 9
+    after = await secrets.database.read(read_text_tables)
+    assert [group for group in before if after[group] != before[group]] == [1, 2]
+
+
+async def test_empty_group_of_the_index_is_deleted(secrets: Store) -> None:
+    """A group without blocks is dropped, also if another process rewrites it at the same time."""
+    await secrets.delete("c2")
+    await secrets.delete("c3")  # blocks 10, 11 and 12: group 2 is empty now
+    assert sorted(await secrets.database.read(list_groups)) == [0, 1, 3, 4]
+    await secrets.database.write(lambda tx: rewrite_group(tx, 2))  # as another process would
+    assert await secrets.gc() == 0
+    assert len(await secrets.search("common", limit=50)) == SECRET_TEXTS - 6
+    assert await secrets.verify() == []
 
 
 async def test_deleted_text_leaves_the_journal_after_the_last_reader(tmp_path: Path) -> None:

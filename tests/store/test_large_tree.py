@@ -56,23 +56,34 @@ async def large(
 Large = tuple[Store, ConversationRow, dict[str, int]]
 
 
-async def test_large_tree_is_complete(large: Large) -> None:
-    """All nodes are returned in order, and both paths, their blocks and their differences are complete."""
-    store, row, nodes = large
+async def test_nodes_of_a_large_tree_are_in_order(large: Large) -> None:
+    """All nodes are returned, in the order in which they were added."""
+    store, row, _ = large
     tree = await store.tree(row)
     assert len(tree) == NODES + NODES // 100 + 1
     assert [node.id for node in tree] == sorted(node.id for node in tree)
-    long, short = await store.path(row, nodes["long"]), await store.path(row, nodes["short"])
-    assert (len(long), len(short)) == (NODES - 1_000 + 1, FORK + 1 + 1_000 + 1)
-    assert [node.depth for node in long] == list(range(len(long)))
+
+
+async def test_long_paths_are_complete(large: Large) -> None:
+    """A path has all nodes from the root, and its blocks are those of each node."""
+    store, row, nodes = large
+    long = await store.path(row, nodes["long"])
+    assert [node.depth for node in long] == list(range(NODES - 1_000 + 1))
+    assert len(await store.path(row, nodes["short"])) == FORK + 1 + 1_000 + 1
     blocks = (await store.load(row, nodes["short"])).blocks
     assert len(blocks) == FORK + 1 + 1_000
     texts = [block.text for block in blocks[FORK : FORK + 2]]  # type: ignore[attr-defined]
     assert texts == [f"step {FORK}", f"step {NODES - 1_000}"]
+
+
+async def test_long_paths_are_compared(large: Large) -> None:
+    """Two long paths have an ancestor in common, and differ after it."""
+    store, row, nodes = large
     assert (await store.common_ancestor(row, nodes["long"], nodes["short"])).id == nodes["fork"]
-    found = await store.differences(row, nodes["long"], nodes["short"])
-    lengths = (NODES - 1_000 - FORK - 1, 1_000)
-    assert (found.shared, (len(found.left), len(found.right))) == (FORK + 1, lengths)
+    differences = await store.differences(row, nodes["long"], nodes["short"])
+    assert differences.shared == FORK + 1
+    lengths = (len(differences.left), len(differences.right))
+    assert lengths == (NODES - 1_000 - FORK - 1, 1_000)
 
 
 async def test_number_of_statements_is_bounded(large: Large) -> None:

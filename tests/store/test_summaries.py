@@ -112,11 +112,13 @@ async def test_edits_of_a_tree_are_described(store: Store) -> None:
     assert "History was edited" in labels.values()
 
 
+TOKENS: dict[str, Any] = {"input_tokens": 10, "cached_tokens": 4, "output_tokens": 3}
+
+
 async def test_summary_contains_sums_of_its_conversation(store: Store) -> None:
-    """A summary has the first question, last answer, tokens, cost, median duration and expiry, or none of them."""
-    facts: dict[str, Any] = {"input_tokens": 10, "cached_tokens": 4, "output_tokens": 3}
+    """A summary has the first question, the last answer, and sums over all responses."""
     await create_conversation(
-        store, "Boats", "One", "Two", "Three", cost=0.5, seconds=2.0, expires_at=9.0, **facts
+        store, "Boats", "One", "Two", "Three", cost=0.5, seconds=2.0, expires_at=9.0, **TOKENS
     )
     ((row,), total) = await list_summaries(store)
     assert total == 1
@@ -124,14 +126,24 @@ async def test_summary_contains_sums_of_its_conversation(store: Store) -> None:
     assert (row.responses, row.failed, row.forks) == (3, 0, 0)
     assert (row.input_tokens, row.cached_tokens, row.output_tokens) == (30, 12, 9)
     assert (row.cost, row.median_seconds, row.expires_at, row.model) == (1.5, 2.0, 9.0, "m")
-    head = await store.node(row.row, row.row.head)
-    await append_exchange(store, row.row, head, "Four", stored=False, expires_at=99.0)
-    ((row,), _) = await list_summaries(store)
-    assert (row.responses, row.expires_at) == (4, 9.0)
-    assert all(type(each) is int for each in (row.responses, row.input_tokens, row.forks))
+    assert all(type(count) is int for count in (row.responses, row.input_tokens, row.forks))
+
+
+async def test_expiry_of_a_summary_is_that_of_stored_responses(store: Store) -> None:
+    """A response that the provider does not store is counted, and does not expire."""
+    row = await create_conversation(store, "Boats", "One", expires_at=9.0)
+    head = await store.node(row, row.head)
+    await append_exchange(store, row, head, "Two", stored=False, expires_at=99.0)
+    ((summary,), _) = await list_summaries(store)
+    assert (summary.responses, summary.expires_at) == (2, 9.0)
+
+
+async def test_summary_of_an_empty_conversation_has_no_sums(store: Store) -> None:
+    """Without responses there is no cost and no duration."""
     await store.create("Empty")
-    ((row,), _) = await list_summaries(store, order="title", offset=1)
-    assert (row.first_words, row.responses, row.cost, row.median_seconds) == ("", 0, None, None)
+    ((summary,), _) = await list_summaries(store)
+    assert (summary.first_words, summary.responses) == ("", 0)
+    assert (summary.cost, summary.median_seconds) == (None, None)
 
 
 async def test_forks_are_the_conversations_forked_from_one(store: Store) -> None:
