@@ -71,24 +71,39 @@ def _build_workflow(
 ) -> Awaitable[Any]:
     models = service.models
     engine = models.engine_for(body.model)
-    common: dict[str, Any] = {"store": service.store, "workflow": workflow, "on_event": on_event}
     judge = workflows.ModelJudge(models.engine_for(body.judge_model or body.model), body.rubric)
     match body.kind:
         case "refine":
             return workflows.refine(
-                body.question, judge=judge, engine=engine, rounds=body.rounds, **common
+                body.question,
+                judge=judge,
+                engine=engine,
+                rounds=body.rounds,
+                store=service.store,
+                workflow=workflow,
+                on_event=on_event,
             )
         case "debate":
             sides = [
                 workflows.Side(side.name, models.engine_for(side.model or body.model), side.brief)
                 for side in body.sides
             ]
-            return workflows.debate(body.question, sides, judge=judge, rounds=body.rounds, **common)
+            return workflows.debate(
+                body.question,
+                sides,
+                judge=judge,
+                rounds=body.rounds,
+                store=service.store,
+                workflow=workflow,
+                on_event=on_event,
+            )
         case "steps":
             return workflows.steps(
                 [workflows.Step(step.name, step.prompt) for step in body.steps],
                 engine=engine,
-                **common,
+                store=service.store,
+                workflow=workflow,
+                on_event=on_event,
             )
 
 
