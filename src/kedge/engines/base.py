@@ -102,9 +102,10 @@ class Engine(AsyncResource, ABC):
         Returns:
             The plan, which is not ``conditional``.
         """
-        listed: Any = list_options(options)
-        await unwrap(self)._make_probes(self.plan(turn, **listed), **listed)  # noqa: SLF001
-        return self.plan(turn, **listed)
+        plan_options: Any = list_options(options)
+        plan = self.plan(turn, **plan_options)
+        await unwrap(self)._make_probes(plan, **plan_options)  # noqa: SLF001
+        return self.plan(turn, **plan_options)
 
     async def _make_probes(self, plan: RequestPlan, **options: Unpack[RequestOptions]) -> None:
         """Make the probes that a plan depends on; an engine without evidence about its server needs none."""

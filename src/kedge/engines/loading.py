@@ -58,7 +58,8 @@ class LoadingWait:
             raise error
         if not self.seconds:
             log.info("the server is loading its model; waiting for up to %d s", MAX_LOADING_SECONDS)
-        if listener := loading_listener.get():
+        listener = loading_listener.get()
+        if listener is not None:
             listener(self.seconds)
         await anyio.sleep(pause)
         self.seconds += pause

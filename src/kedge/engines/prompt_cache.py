@@ -120,8 +120,10 @@ def _mark_sections(
         if not section or size < rules.minimum * MIN_BYTES_PER_TOKEN:
             continue
         block = section[-1]
-        used = sum(1 for each in blocks if each.get("cache_control"))
-        if used < MAX_BREAKPOINTS and not block.get("cache_control") and _can_be_marked(block):
+        if block.get("cache_control") or not _can_be_marked(block):
+            continue
+        breakpoints = sum(1 for each in blocks if each.get("cache_control"))
+        if breakpoints < MAX_BREAKPOINTS:
             block["cache_control"] = _choose_control(blocks, block, rules)
 
 

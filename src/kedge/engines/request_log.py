@@ -452,17 +452,17 @@ def count_request(record: RequestRecord, chain_depth: int) -> None:
         record: The record of the request.
         chain_depth: The number of responses that it continues.
     """
-    further: list[Value] = [
+    values: list[Value] = [
         ("tool_results_total", record.results_by_id, (("outcome", "by_id"),)),
         ("tool_results_total", record.results_by_fallback, (("outcome", "by_fallback"),)),
         ("tool_results_total", record.results_unmatched, (("outcome", "unmatched"),)),
     ]
     if is_fallback_reason(record.reason):
-        further.append(("responses_fallback_total", 1, (("reason", record.reason),)))
+        values.append(("responses_fallback_total", 1, (("reason", record.reason),)))
     if record.first_token_seconds is not None:
-        further.append(("responses_first_output_seconds", record.first_token_seconds, ()))
+        values.append(("responses_first_output_seconds", record.first_token_seconds, ()))
     full_bytes = record.sent_bytes + record.saved_bytes
-    count_sent(record, full_bytes, ("responses_chain_depth", chain_depth, ()), *further)
+    count_sent(record, full_bytes, ("responses_chain_depth", chain_depth, ()), *values)
 
 
 def count_sent(record: "RequestRecord | ChainedRequest", full_bytes: int, *further: Value) -> None:
@@ -495,18 +495,16 @@ def count_end(record: "RequestRecord | ChainedRequest") -> None:
 
 def log_request(record: RequestRecord) -> None:
     """Write the log record of a request that has ended, with all figures."""
-    members = _LOGGED_MEMBERS
-    text = "request %s"
-    values: tuple[object, ...] = (record.status,)
-    if record.is_known:
-        members = (*members, *_SENT_MEMBERS)
-        if not record.is_refused:
-            text = f"{text}: {record.send_label}, %d of %d bytes"
-        else:
-            text = f"{text}: %d of %d bytes"
-        values = (record.status, record.sent_bytes, record.full_bytes)
-    fields = {name: getattr(record, name) for name in members}
-    log.info(text, *values, **fields, response_id=record.provider_response_id)
+    fields = {name: getattr(record, name) for name in _LOGGED_MEMBERS}
+    fields["response_id"] = record.provider_response_id
+    if not record.is_known:
+        log.info("request %s", record.status, **fields)
+        return
+    fields |= {name: getattr(record, name) for name in _SENT_MEMBERS}
+    sent = f"{record.sent_bytes} of {record.full_bytes} bytes"
+    if not record.is_refused:
+        sent = f"{record.send_label}, {sent}"
+    log.info("request %s: %s", record.status, sent, **fields)
 
 
 def record_error(error: EngineError) -> None:

@@ -232,10 +232,10 @@ class _RunSpans:
         if self.request_span is None:
             return
         record = self.requests.current
-        known = _describe_request(record)
+        request_attributes = _describe_request(record)
         if self.request.streaming:
-            known["gen_ai.response.time_to_first_chunk"] = record.first_token_seconds
-        _set(self.request_span, {**known, **attributes})
+            request_attributes["gen_ai.response.time_to_first_chunk"] = record.first_token_seconds
+        _set(self.request_span, {**request_attributes, **attributes})
         if error:
             _mark_error(self.request_span, error)
         self.request_span.end()

@@ -277,8 +277,8 @@ def check_names(
     of_engine = (_list_settings(kind) | ClientSettings.__optional_keys__) - _DETERMINED_SETTINGS
     accepted = of_engine | own
     for name in settings.keys() - accepted:
-        known = ConnectSettings.__optional_keys__ & accepted
-        raise UnknownSetting(name, known, f"the engine of {model!r}")
+        documented = ConnectSettings.__optional_keys__ & accepted
+        raise UnknownSetting(name, documented, f"the engine of {model!r}")
 
 
 @cache
@@ -286,7 +286,9 @@ def _list_settings(kind: type[Engine]) -> frozenset[str]:
     """Return the names of the settings of an engine and of the classes that it passes them to."""
     from kedge.engines.request_engine import EngineSettings
 
-    constructors = [each.__init__ for each in kind.__mro__ if "__init__" in vars(each)]
-    parameters = [each for one in constructors for each in signature(one).parameters.values()]
-    names = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
-    return frozenset(names | EngineSettings.__annotations__.keys())
+    names = set(EngineSettings.__annotations__)
+    for base in kind.__mro__:
+        if "__init__" in vars(base):
+            parameters = signature(base.__init__).parameters.values()
+            names |= {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    return frozenset(names)

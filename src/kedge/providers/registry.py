@@ -37,7 +37,9 @@ def _build_responses_engine(
 
 def _add_cache_rules(base_url: str, settings: dict[str, Any]) -> None:
     """Add how the provider at an address caches prompts, if that is known."""
-    if rules := find_host_rules(urlsplit(str(parse_address(base_url))).hostname or ""):
+    host = urlsplit(str(parse_address(base_url))).hostname or ""
+    rules = find_host_rules(host)
+    if rules is not None:
         settings.setdefault("cache_rules", rules)
         settings.setdefault("prompt_cache", True)
 

@@ -297,15 +297,16 @@ def describe_errors(error: "ValidationError", text: str, schema: Mapping[str, An
 
 def check_argument_names(value: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
     """Return one line for each argument that is missing or unknown in an explicit schema."""
-    known: Mapping[str, Any] = schema.get("properties") or {}
+    properties: Mapping[str, Any] = schema.get("properties") or {}
     is_closed = schema.get("additionalProperties") is False
     missing = [name for name in schema.get("required") or () if name not in value]
     unknown: list[str] = []
     if is_closed:
-        unknown = [name for name in value if name not in known]
+        unknown = [name for name in value if name not in properties]
     # Only the lines that are shown: a similar name takes time to find, and a model may write any number of names.
     lines = [_describe_missing((name,), schema) for name in missing[:MAX_PROBLEMS]]
-    lines += [_describe_unknown((name,), known) for name in unknown[: MAX_PROBLEMS - len(lines)]]
+    room = MAX_PROBLEMS - len(lines)
+    lines += [_describe_unknown((name,), properties) for name in unknown[:room]]
     return _limit_lines(lines, len(missing) + len(unknown))
 
 
