@@ -26,7 +26,6 @@ from kedge.engines.anthropic import (
     SAMPLING_RULES,
     map_tool,
     reconcile_body,
-    render_messages,
 )
 from kedge.engines.param_rules import map_params
 from kedge.errors import AnswerIncomplete, UnsupportedBlock, UnsupportedParameter
@@ -54,6 +53,7 @@ from kedge.turns import (
     user,
 )
 from kedge.wire import AnthropicDecoder
+from kedge.wire.anthropic_renderer import render_messages
 
 COMPACTION = {"type": "compaction", "content": "Summary of everything.", "signature": "s"}
 FREE_CALL = tool_call("f", "text", call_id="c", custom=True)

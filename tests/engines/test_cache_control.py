@@ -9,8 +9,6 @@ from msgspec import structs
 from engines.fake_server import RecordingServer, connect_to, json_response
 from for_each import for_each
 from kedge.engines import request_log
-from kedge.engines.anthropic import render_messages
-from kedge.engines.chat_completions import render_messages as render_chat
 from kedge.engines.prompt_cache import (
     LIFETIMES,
     count_prompt,
@@ -25,6 +23,8 @@ from kedge.planning import CachePlan, CacheRules, TokenCounts, plan_request, rec
 from kedge.planning.cache_plan import PromptHead
 from kedge.providers import connect
 from kedge.turns import Turn, assistant, reasoning, system, user
+from kedge.wire.anthropic_renderer import render_messages
+from kedge.wire.chat_renderer import render_messages as render_chat
 
 LONG = "word " * 2000
 RULES = CacheRules(minimum=1024, step=1, lifetime=300)

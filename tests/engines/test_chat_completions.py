@@ -19,7 +19,7 @@ from engines.runs import collect_events
 from for_each import for_each
 from kedge.engines import ChatCompletionsEngine, Engine, messages_from_blocks
 from kedge.engines import Request as Asked
-from kedge.engines.chat_completions import build_param_rules, map_tool, render_messages
+from kedge.engines.chat_completions import build_param_rules, map_tool
 from kedge.engines.param_rules import map_params
 from kedge.errors import RequestRefused, Unreachable, UnsupportedBlock, UnsupportedParameter
 from kedge.events.run import Healed, ModeChanged
@@ -45,6 +45,7 @@ from kedge.turns import (
     user,
 )
 from kedge.wire import blocks_from_messages
+from kedge.wire.chat_renderer import render_messages
 
 AUDIO = {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}
 OPEN = tool_call("f", "{}", call_id="c")

@@ -15,9 +15,10 @@ from kedge.turns.content_filters import ContentFilter, ContentFilters
 
 if TYPE_CHECKING:
     from kedge.engines.anthropic import AnthropicEngine
-    from kedge.engines.chat_completions import ChatCompletionsEngine, messages_from_blocks
+    from kedge.engines.chat_completions import ChatCompletionsEngine
     from kedge.engines.responses import ResponsesEngine
     from kedge.engines.stored_items import Audit
+    from kedge.wire.chat_renderer import messages_from_blocks
 else:
     __getattr__ = make_getattr(
         __name__,
@@ -26,7 +27,7 @@ else:
             "Audit": "kedge.engines.stored_items",
             "ChatCompletionsEngine": "kedge.engines.chat_completions",
             "ResponsesEngine": "kedge.engines.responses",
-            "messages_from_blocks": "kedge.engines.chat_completions",
+            "messages_from_blocks": "kedge.wire.chat_renderer",
         },
     )
 

@@ -1,6 +1,5 @@
 """The body of a request: the items of its input, and its bytes."""
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -9,14 +8,10 @@ from kedge.engines.params import encode_params
 from kedge.planning import RequestPlan
 from kedge.turns.frozen_json import FrozenMap, compute_once, thaw
 from kedge.wire.fields import CALL_ARGUMENTS
+from kedge.wire.message_renderer import hash_call_id
 
 MAX_CALL_ID_LENGTH = 64
 """The maximum length of a call id in the Responses API; ids of other providers may be longer."""
-
-
-def hash_call_id(text: str) -> str:
-    """Return a call id that every provider accepts, always the same for a text."""
-    return "call_" + hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def build_input(plan: RequestPlan) -> list[dict[str, Any]]:

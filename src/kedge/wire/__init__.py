@@ -1,4 +1,4 @@
-"""The APIs of the providers: decode their streams into events, and assemble events into blocks, without I/O."""
+"""The APIs of the providers: decode streams into events, assemble events into blocks, and render plans as messages."""
 
 from typing import TYPE_CHECKING
 
