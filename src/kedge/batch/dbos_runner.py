@@ -199,12 +199,14 @@ def enqueue_lines(
     return waiting
 
 
-def _workflow_id(line: str, known_workflows: dict[str, "WorkflowStatus"]) -> str:
+def _workflow_id(line: str, workflows: dict[str, "WorkflowStatus"]) -> str:
     """Return the id of the first attempt that did not fail, or a new id."""
     number = 1
-    while (known := known_workflows.get(f"{line}.{number}")) and _has_failed(known):
+    name = f"{line}.1"
+    while name in workflows and _has_failed(workflows[name]):
         number += 1
-    return f"{line}.{number}"
+        name = f"{line}.{number}"
+    return name
 
 
 def _has_failed(status: "WorkflowStatus") -> bool:

@@ -299,11 +299,12 @@ class ResultsFile:
 
     def load(self) -> dict[str, LineResult]:
         """Return the stored results by id; the last one of an id is used."""
-        return self._read()[0]
+        results, _ = self._read()
+        return results
 
     def _read(self) -> tuple[dict[str, LineResult], int]:
         """Return the stored results by id, and the size of the file without a truncated last line."""
-        found: dict[str, LineResult] = {}
+        results: dict[str, LineResult] = {}
         complete = 0
         with self.path.open("rb") as file:
             for number, text in enumerate(file, 1):
@@ -316,9 +317,9 @@ class ResultsFile:
                         f"line {number} of {self.path} is not a result of a batch; "
                         "choose another file with --out"
                     ) from error
-                found[result.id] = result
+                results[result.id] = result
                 complete += len(text)
-        return found, complete
+        return results, complete
 
     def append(self, result: LineResult) -> None:
         """Append a result and sync the file."""

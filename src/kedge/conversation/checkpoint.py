@@ -53,7 +53,7 @@ class Checkpoint(msgspec.Struct):
     row: ConversationRow
     node: Node
     turn: Turn
-    found: RequestRecord | None = None
+    stored_record: RequestRecord | None = None
     """The record that another process stored first, of the response in the background that the last node replaces."""
 
     async def save(
@@ -106,7 +106,7 @@ class Checkpoint(msgspec.Struct):
         """Move to a node that another process has stored, and move the head there unless that process did."""
         self.node = node
         self.turn = (await self.store.load(self.row, node.id)).turn(self.row.id)
-        self.found = await self.store.newest_response(self.row, node.id)
+        self.stored_record = await self.store.newest_response(self.row, node.id)
         if head is not None and (await self.store.conversation(self.row)).head != node.id:
             await self.store.move_head(self.row, node, head=head)
 

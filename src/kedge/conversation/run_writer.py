@@ -233,7 +233,7 @@ class RunWriter:
             replaces_node=self._running_node,
         )
         await self._persist(save, turn)
-        self.log.settle_background(self.checkpoint.found)
+        self.log.settle_background(self.checkpoint.stored_record)
         self._running_node = self.checkpoint.node.id if is_running else 0
 
     def _filter_output(self, turn: Turn) -> Turn:
@@ -381,5 +381,5 @@ class RunWriter:
             telemetry=self.recorder.drain_telemetry(),
             replaces_node=self._running_node,
         )
-        self.log.settle_background(beside.found)
+        self.log.settle_background(beside.stored_record)
         self._running_node = 0

@@ -166,23 +166,23 @@ def convert_tools(
     """
     server = options.name
     uses = Counter(_convert_name(name) for name in {each.name for each in listed})
-    found: dict[str, AnyTool] = {}
+    tools: dict[str, AnyTool] = {}
     for each in listed:
         name = _convert_name(each.name)
         if name != each.name and uses[name] > 1:
             suffix = f"_{sha256(each.name.encode()).hexdigest()[:8]}"
             name = name[: MAX_NAME_CHARS - len(suffix)] + suffix
-        if not name or name in found or len(found) == MAX_TOOLS:
+        if not name or name in tools or len(tools) == MAX_TOOLS:
             log.warning(
                 "a tool of the MCP server %s is left out: no free name, or too many", server
             )
             continue
         try:
-            found[name] = _convert_tool(name, each, call, options)
+            tools[name] = _convert_tool(name, each, call, options)
         except (KedgeError, ValueError, TypeError, RecursionError) as error:
             reason = sanitize_text(str(error))[:MAX_LINK_CHARS]
             log.warning("the tool %s of the MCP server %s is left out: %s", name, server, reason)
-    return tuple(found.values())
+    return tuple(tools.values())
 
 
 def _convert_name(name: str) -> str:
@@ -281,10 +281,10 @@ def _is_value(text: str, value: Any) -> bool:
     if text == value:
         return True
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return found == value and isinstance(found, bool) == isinstance(value, bool)
+    return parsed == value and isinstance(parsed, bool) == isinstance(value, bool)
 
 
 def _convert_item(item: types.ContentBlock) -> Iterator[Part]:
@@ -318,10 +318,10 @@ def _convert_image(data: str, media_type: str) -> Part:
         content = base64.b64decode("".join(data.split()), validate=True)
     except ValueError:
         return TextPart("[omitted: an image that is not valid base64]")
-    found = detect_media_type(content)
-    if found not in IMAGE_TYPES:
+    detected_type = detect_media_type(content)
+    if detected_type not in IMAGE_TYPES:
         return _describe_content("an image", media_type, data)
-    return image(content, media_type=found)
+    return image(content, media_type=detected_type)
 
 
 def _convert_audio(data: str, media_type: str) -> Part:

@@ -111,17 +111,17 @@ class StoreTools:
         self, limit: Limit = 20, tag: Annotated[str, "Only conversations with this tag."] = ""
     ) -> list[dict[str, Any]]:
         """List conversations, the most recently changed first."""
-        found, _ = await list_summaries(self.store, tag=tag or None, limit=limit)
+        summaries, _ = await list_summaries(self.store, tag=tag or None, limit=limit)
         return [
             {
-                "conversation": each.row.id,
-                "title": each.row.title,
-                "tags": list(each.row.tags),
-                "updated_at": each.row.updated_at,
-                "first_message": each.first_words[:MAX_LINE_CHARS],
-                "last_answer": each.last_answer[:MAX_LINE_CHARS],
+                "conversation": summary.row.id,
+                "title": summary.row.title,
+                "tags": list(summary.row.tags),
+                "updated_at": summary.row.updated_at,
+                "first_message": summary.first_words[:MAX_LINE_CHARS],
+                "last_answer": summary.last_answer[:MAX_LINE_CHARS],
             }
-            for each in found
+            for summary in summaries
         ]
 
     async def show(

@@ -149,8 +149,8 @@ class StdioAddress:
         words = (
             PurePath(word).name for word in self.command if word[:1] != "-" and "=" not in word
         )
-        found = next((word for word in words if word and word not in LAUNCHERS), self.command[0])
-        return to_prefix(found.removesuffix(".py"))
+        program = next((word for word in words if word and word not in LAUNCHERS), self.command[0])
+        return to_prefix(program.removesuffix(".py"))
 
     @asynccontextmanager
     async def open(

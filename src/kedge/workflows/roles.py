@@ -377,9 +377,9 @@ class WorkflowRun(msgspec.Struct):
             raise self._build_kind_error(f"a {notes['kind']} workflow")
         return Role(self.workflow, role, conversation, notes, self.on_event)
 
-    def _build_kind_error(self, found: str) -> InvalidWorkflow:
+    def _build_kind_error(self, actual: str) -> InvalidWorkflow:
         return InvalidWorkflow(
-            f"{self.workflow} is {found}, not a {self.kind} workflow; resume it as what it is, or "
+            f"{self.workflow} is {actual}, not a {self.kind} workflow; resume it as what it is, or "
             "use another id"
         )
 
@@ -410,10 +410,17 @@ async def load_rows(store: Store, workflow: str) -> list[tuple[ConversationRow, 
     the conversation that the workflow created is used, or else the oldest.
     """
     rows = await store.conversations(tag=workflow_tag(workflow), archived=None, limit=MAX_ROLES)
-    found: dict[str, tuple[ConversationRow, Mapping[str, Any]]] = {}
+    roles: dict[str, tuple[ConversationRow, Mapping[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row.number):
-        if notes := find_notes(row, workflow):
-            role = notes["role"]
-            if role not in found or row.id == role_conversation_id(workflow, role):
-                found[role] = row, notes
-    return sorted(found.values(), key=lambda each: (not each[1].get("lead"), each[0].created_at))
+        notes = find_notes(row, workflow)
+        if not notes:
+            continue
+        role = notes["role"]
+        if role not in roles or row.id == role_conversation_id(workflow, role):
+            roles[role] = row, notes
+
+    def rank(entry: tuple[ConversationRow, Mapping[str, Any]]) -> tuple[bool, float]:
+        row, notes = entry
+        return not notes.get("lead"), row.created_at
+
+    return sorted(roles.values(), key=rank)

@@ -204,10 +204,10 @@ def _import_module(name: str, folder: str | None) -> ModuleType:
     file = Path(folder or "", f"{name}.py")
     if folder is None or not name.isidentifier() or not file.is_file():
         return importlib.import_module(name)
-    found = importlib.util.spec_from_file_location(f"kedge_workflow_{name}", file)
-    if found is None or found.loader is None:
+    module_spec = importlib.util.spec_from_file_location(f"kedge_workflow_{name}", file)
+    if module_spec is None or module_spec.loader is None:
         raise ImportError(f"{file} is not a module")
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module  # dataclasses look up the module of their fields
-    found.loader.exec_module(module)
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses look up the module of their fields
+    module_spec.loader.exec_module(module)
     return module

@@ -96,12 +96,12 @@ def _validate_pipeline(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> N
         freeze_map(inputs, "inputs")
     except InvalidJSON as error:
         raise InvalidSetting(str(error)) from error
-    known = set(inputs)
+    names = set(inputs)
     for step in pipeline:
-        if step.name in known:
+        if step.name in names:
             raise InvalidWorkflow(f"the name {step.name!r} is used twice")
-        check_names(step.prompt, known, f"the step {step.name}")
-        known.add(step.name)
+        check_names(step.prompt, names, f"the step {step.name}")
+        names.add(step.name)
 
 
 async def _run_step(
@@ -135,7 +135,7 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(?P<path>[A-Za-z_][\w.]*)\}|(?P<stray>[{
 _BRACES = {"{{": "{", "}}": "}"}
 
 
-def check_names(template: str, known: Collection[str], location: str) -> None:
+def check_names(template: str, available: Collection[str], location: str) -> None:
     """Raise ``InvalidWorkflow`` if a template has a single brace, or uses an unknown name."""
     for match in _PLACEHOLDER.finditer(template):
         if match["stray"]:
@@ -143,9 +143,9 @@ def check_names(template: str, known: Collection[str], location: str) -> None:
                 f"{location}: the prompt has a single {match['stray']!r}; write it twice for a literal brace"
             )
         name = (match["path"] or "").partition(".")[0]
-        if name and name not in known:
-            names = ", ".join(sorted(known)) or "nothing yet"
-            raise InvalidWorkflow(f"{location}: the prompt uses {name!r}; there is {names}")
+        if name and name not in available:
+            listed = ", ".join(sorted(available)) or "nothing yet"
+            raise InvalidWorkflow(f"{location}: the prompt uses {name!r}; there is {listed}")
 
 
 def fill_template(template: str, values: Mapping[str, Any], location: str) -> str:
