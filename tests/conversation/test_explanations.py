@@ -1,10 +1,11 @@
 """What a conversation plans and says about a request is the same after it was opened again."""
 
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import pytest
 
-from conversation.conftest import Connect, add
+from conversation.conftest import BuildConversation, Connect, add
 from for_each import for_each
 from kedge import Conversation, user
 from kedge.analytics import analyze
@@ -97,46 +98,94 @@ async def test_full_sends_to_a_server_without_ids_are_fallbacks(
     assert [(each.name, each.count) for each in requests.fallbacks] == [(reason, 1)]
 
 
+class Unusable(NamedTuple):
+    """A conversation whose last answer cannot be continued."""
+
+    conversation: Conversation
+    reason: Reason
+    """Why it cannot be continued."""
+    first: RequestRecord
+    answered: RequestRecord
+    """The record of the last answer."""
+
+
+@pytest.fixture(params=[("omit_response_id", "no_id"), ("change_completed=text", "ambiguous")])
+async def unusable(
+    request: pytest.FixtureRequest, kedge_server: TestServer, conversation: Conversation
+) -> Unusable:
+    """Return a conversation whose last answer came without an id, or is ambiguous."""
+    fault, reason = request.param
+    await conversation.send("My name is Ada.")
+    kedge_server.faults.set(fault, times=1)
+    await conversation.stream("What is 2+3?").finish()
+    first, answered = await conversation.responses()
+    return Unusable(conversation, reason, first, answered)
+
+
+async def test_reason_for_an_older_anchor_is_planned(
+    unusable: Unusable, reopen: BuildConversation
+) -> None:
+    """A plan continues the response before, and says why not the last one; so does that of another process."""
+    opened = await reopen(unusable.conversation)
+    plan = opened.plan("What is my name?", streaming=True)
+    assert plan.previous_response_id == unusable.first.provider_response_id
+    rejected = [(candidate.response_id, candidate.reason) for candidate in plan.rejected]
+    assert rejected == [(unusable.answered.provider_response_id, unusable.reason)]
+    assert REASONS[unusable.reason] in plan.explain()
+    assert describe(plan) == describe(
+        unusable.conversation.plan("What is my name?", streaming=True)
+    )
+
+
+async def test_reason_for_an_older_anchor_is_recorded(
+    unusable: Unusable, reopen: BuildConversation
+) -> None:
+    """The record of the answer has the reason, and so has that of the next request."""
+    assert unusable.answered.status == "completed"
+    assert unusable.answered.unusable_reason == unusable.reason
+    opened = await reopen(unusable.conversation)
+    sent = (await opened.send("What is my name?")).requests[0]
+    assert [candidate.reason for candidate in sent.rejected] == [unusable.reason]
+    stored = await opened.responses()
+    assert [record.unusable_reason for record in stored] == ["", unusable.reason, ""]
+
+
+async def test_reason_for_an_older_anchor_is_followed(
+    unusable: Unusable, reopen: BuildConversation
+) -> None:
+    """An object that follows another process has the same anchors as that one."""
+    follower = await reopen(unusable.conversation)
+    opened = await reopen(unusable.conversation)
+    await opened.send("What is my name?")
+    await follower.refresh()
+    assert get_state(follower.turn) == get_state(opened.turn)
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [("omit_response_id", "no_id"), ("change_completed=text", "ambiguous")],
 )
-@pytest.mark.parametrize("mode", ["chained", "conversation"])
-async def test_reason_for_an_older_anchor_survives(
-    store: Store,
-    connected: Connect,
+async def test_reason_for_an_older_anchor_in_an_object(
     kedge_server: TestServer,
+    conversation_with: BuildConversation,
+    reopen: BuildConversation,
     fault: str,
     reason: Reason,
-    mode: Mode,
 ) -> None:
-    """The plan, the record and a conversation that is opened again say why the last answer is not continued."""
-    conversation = await Conversation.create(connected(), store=store, mode=mode)
-    first = await conversation.send("My name is Ada.")
+    """In mode ``conversation`` the last answer is not continued either, and there is no older anchor."""
+    mode: Mode = "conversation"
+    conversation = await conversation_with("My name is Ada.", mode=mode)
     kedge_server.faults.set(fault, times=1)
-    async with conversation.stream("What is 2+3?") as stream:
-        async for _ in stream:
-            pass
-    (answered,) = stream.reply.requests
-    assert (answered.status, answered.unusable_reason) == ("completed", reason)
-    opened = await Conversation.open(connected(), store=store, id=conversation.id)
-    follower = await Conversation.open(connected(), store=store, id=conversation.id)
-    plans = [each.plan("What is my name?", streaming=True) for each in (conversation, opened)]
-    assert describe(plans[0]) == describe(plans[1])
-    if mode == "chained":
-        assert [(each.response_id, each.reason) for each in plans[1].rejected] == [
-            (answered.provider_response_id, reason)
-        ]
-        assert plans[1].previous_response_id == first.requests[0].provider_response_id
-    else:
-        assert plans[1].fallback == reason
-    assert REASONS[reason] in plans[1].explain()
+    await conversation.stream("What is 2+3?").finish()
+    opened = await reopen(conversation)
+    plan = opened.plan("What is my name?", streaming=True)
+    assert plan.fallback == reason
+    assert REASONS[reason] in plan.explain()
+    assert describe(plan) == describe(conversation.plan("What is my name?", streaming=True))
     sent = (await opened.send("What is my name?")).requests[0]
-    assert [each.reason for each in sent.rejected] == [reason] * (mode == "chained")
-    await follower.refresh()
-    assert get_state(follower.turn) == get_state(opened.turn)
-    stored = await store.responses(conversation.row)
-    assert [each.unusable_reason for each in stored] == ["", reason, ""]
+    assert sent.rejected == ()
+    stored = await conversation.responses()
+    assert [record.unusable_reason for record in stored] == ["", reason, ""]
 
 
 async def test_reason_after_a_compaction(store: Store, connected: Connect) -> None:
