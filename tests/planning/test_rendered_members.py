@@ -7,14 +7,14 @@ import pytest
 
 from for_each import for_each
 from kedge import turns
-from kedge.engines import anthropic as anthropic_render
-from kedge.engines import chat_completions as chat_render
 from kedge.errors import InvalidJSON, Unsendable, UnsupportedBlock
 from kedge.planning import plan_request, prefix_digest
 from kedge.planning.digests import is_copy
 from kedge.planning.render import build_input_from_blocks
 from kedge.server.schema.items import ASSISTANT_MESSAGE, ITEM_TYPES
 from kedge.turns import Turn, assistant, block_from_item, dump_block, load_block, opaque, user
+from kedge.wire import anthropic_renderer as anthropic_render
+from kedge.wire import chat_renderer as chat_render
 
 CITED = turns.TextPart("Cited.", extra={"citations": [{"type": "page", "cited_text": "x"}]})  # pyright: ignore[reportArgumentType]
 COMMON = (
