@@ -1,6 +1,6 @@
 """``kedge chat``: chat with a model on a terminal or through a pipe.
 
-Answers are streamed. After each turn one line shows the mode, the anchor, and how much was sent compared
+Answers are streamed. After each answer one line shows the mode, the anchor, and how much was sent compared
 with a full request. On a terminal, and with ``--conversation``, the conversation is stored and can be continued.
 """
 

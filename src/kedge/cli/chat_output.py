@@ -59,7 +59,7 @@ Records = Sequence[RequestRecord]
 
 
 class TurnNotes:
-    """What happened during the last turn besides its answer."""
+    """What happened during the last run besides its answer."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -125,7 +125,7 @@ class TextOutput:
     """Prints plain text, and after an answer one line in brackets.
 
     Args:
-        details: Whether each event of a turn is printed as a line when it happens.
+        details: Whether each event of a run is printed as a line when it happens.
     """
 
     err = False
@@ -221,7 +221,7 @@ class JsonOutput:
         self.notes = TurnNotes()
 
     def show_event(self, event: Event) -> None:
-        """Print nothing: a turn is printed when it is complete."""
+        """Print nothing: a run is printed when it is complete."""
         self.notes.record_event(event)
 
     def show_wait(self, seconds: float) -> None:
@@ -307,7 +307,7 @@ def _name_request(record: RequestRecord) -> str:
 
 
 ChatOutput = TextOutput | JsonOutput
-"""Shows the events of a turn and its result."""
+"""Shows the events of a run and its result."""
 
 
 def create_output(*, as_json: bool, is_typed: bool = False, details: bool = False) -> ChatOutput:

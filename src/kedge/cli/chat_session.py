@@ -64,7 +64,7 @@ class ChatOptions:
     mode: str = ""
     trace: bool = False
     details: bool = False
-    """Whether each event of a turn is printed as a line."""
+    """Whether each event of a run is printed as a line."""
     save: bool = True
 
     @property
@@ -248,7 +248,7 @@ class ChatSession:
             as_json=is_json(), is_typed=bool(schema_file), details=self.chat_options.details
         )
         self.sent: Records = ()
-        """The requests of the last turn that was answered."""
+        """The requests of the last run that was answered."""
 
     def format_greeting(self) -> str:
         """Return the first lines on a terminal."""

@@ -1,4 +1,4 @@
-"""Claims: the right of one process to run the turn of an idempotency key, or the next turn of a queue.
+"""Claims: the right of one process to answer the message of an idempotency key, or the next run of a queue.
 
 A process claims a key in the store before it runs the turn, renews the claim while the turn runs, and releases it
 at the end. Other processes with the same key wait for the answer, or until the claim expires.
@@ -26,7 +26,7 @@ from kedge.turns.frozen_json import to_encodable
 DEFAULT_LEASE = 30.0
 """Seconds after which a claim expires unless it is renewed; it is renewed after a third of this time."""
 QUEUE_KEY = ""
-"""The key of the claim of the running turn of a queue; keys of callers are not empty."""
+"""The key of the claim of the run that a queue has begun; keys of callers are not empty."""
 CLAIM_POLLS = WaitPolicy(
     "the attempt to claim a message that another process is sending",
     first=0.02,
@@ -67,7 +67,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
 
     @asynccontextmanager
     async def maintain(self) -> AsyncGenerator[None]:
-        """Renew the claim while the turn runs, and release it at the end: the turn may have no answer yet."""
+        """Renew the claim during the run, and release it at the end: the run may have no answer yet."""
         renewing = asyncio.create_task(self._renew_periodically())
         try:
             yield
@@ -92,7 +92,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def hold_queue(store: Store, row: ConversationRow, lease: float) -> AsyncGenerator[None]:
-    """Wait until no other process runs a turn of this conversation from its queue, and run one."""
+    """Wait until no other process answers a message of this conversation from its queue, and answer one."""
     request = ClaimRequest(store, row, QUEUE_KEY, new_id("run"), lease)
     await request.acquire((), {})
     async with request.maintain():

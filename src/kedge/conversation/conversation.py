@@ -49,7 +49,7 @@ MEMORY_URL = "sqlite://:memory:"
 SETTING_ADVICE = "instructions are system=…, the first messages blocks=[…], options of one request arguments of send()"
 
 Concurrency = Literal["conflict", "queue"]
-"""The behavior of a turn while another one of the same conversation runs."""
+"""The behavior of a run while the same conversation has another one."""
 
 
 class ConversationSettings(StackSettings, total=False):
@@ -95,9 +95,9 @@ class Conversation(ConversationTasks):
             conversation retains it.
         retention: Seconds for which the provider is assumed to store a response, likewise.
         price: A function that computes the cost of a response, instead of the current prices (``kedge.usage.prices``).
-        lease: Seconds after which another process may run a turn with an idempotency key, or the next one in the
-            queue, if the process of a turn does not renew its claim.
-        concurrent: The behavior of a turn while another one of this conversation runs, in any process:
+        lease: Seconds after which another process may perform a run with an idempotency key, or the next one in the
+            queue, if the process of a run does not renew its claim.
+        concurrent: The behavior of a run while this conversation has another one, in any process:
             ``"conflict"`` starts at once, and the one that ends last raises ``HeadConflict``; ``"queue"`` waits and
             continues from its answer.
         **stack: The settings of the middleware around the engine, see ``StackSettings``: ``system``, ``tools``,
@@ -692,7 +692,7 @@ class Conversation(ConversationTasks):
     async def set_mode(self, mode: Mode | None) -> None:
         """Change the mode of the requests of this conversation, from the next request on and in every process.
 
-        A turn that is running ends in the mode in which it began.
+        A run in progress ends in the mode in which it began.
 
         Args:
             mode: The new mode; None for the engine's default.

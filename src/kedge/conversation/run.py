@@ -1,4 +1,4 @@
-"""One turn of a conversation: store the question, send it, store the answer, and return the reply.
+"""One run of a conversation: store the question, send it, store the answer, and return the reply.
 
 Blocks are stored before they are sent: the question as an ``asked`` node, later the results of tools. Every
 finished answer is stored before the run continues. The head moves once, at the end, if no other process has

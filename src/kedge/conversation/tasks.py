@@ -106,7 +106,7 @@ class ConversationTasks(LazyConversation):
         return ConversationStream(open_events, schema)
 
     async def _wait_in_queue(self, open_events: Callable[[], ReplyEvents]) -> ReplyEvents:
-        """Run a turn after the earlier turns of this conversation, from their answer."""
+        """Perform a run after the earlier runs of this conversation, from their answer."""
         row = await self.require_row()
         # The lock is for the other tasks of this process, which need not ask the store; the claim for other processes.
         async with self.store.get_queue(row.id).acquire(), hold_queue(self.store, row, self.lease):
@@ -127,9 +127,9 @@ class ConversationTasks(LazyConversation):
         build_task: TaskBuilder,
         options: dict[str, Any],
     ) -> ReplyEvents:
-        """Run the turn with this key, or return its reply if it was run already.
+        """Perform the run with this key, or return its reply if it has ended already.
 
-        ``is_branch`` means that the turn continues from another node than the head.
+        ``is_branch`` means that the run continues from another node than the head.
         """
         row = await self._require_row_for(lambda turn: append_blocks(turn, blocks))
         request = ClaimRequest(self.store, row, key, new_id("run"), self.lease)
@@ -242,9 +242,9 @@ class ConversationTasks(LazyConversation):
         return reply
 
     async def _find_claimed_turn(self, question: int, *, is_branch: bool) -> ResumePoint | None:
-        """Return where the turn of a key continues; None if it must be run from the current head.
+        """Return where the run of a key continues; None if it must start from the current head.
 
-        A turn whose answer lost the race for the head is on a separate branch: neither on the path
+        A run whose answer lost the race for the head is on a separate branch: neither on the path
         to the head nor after it. It is not part of the conversation, and runs again, unless it was sent to continue
         from another node.
         """

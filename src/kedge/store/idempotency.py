@@ -1,6 +1,6 @@
-"""The `claims` table: a turn with an idempotency key runs once, across callers and processes.
+"""The `claims` table: a message with an idempotency key is answered once, across callers and processes.
 
-The first caller acquires a claim with a lease, and renews the lease while the turn runs. Other callers
+The first caller acquires a claim with a lease, and renews the lease during the run. Other callers
 wait for the answer meanwhile. If the owner crashes, its lease expires, and the next caller continues
 from the stored question. Leases use the database's clock, because the clocks of several machines may
 differ by more than a lease.
@@ -21,7 +21,7 @@ def acquire_claim(
     owner: str,
     lease: float,
 ) -> Claim:
-    """Claim the turn with an idempotency key, unless another caller runs it or it is done."""
+    """Claim the message with an idempotency key, unless another caller answers it or it is done."""
     number = conversation.number
     key = validate_name(key, "key")
     tx.run(
@@ -54,7 +54,7 @@ def acquire_claim(
 
 
 def find_claim(tx: Tx, conversation: ConversationRow, key: str) -> Claim | None:
-    """Return the claim on the turn with an idempotency key, if the key was used; the caller does not own it."""
+    """Return the claim on the message with an idempotency key, if the key was used; the caller does not own it."""
     rows = tx.rows(
         "SELECT question, answer, lease_until FROM claims WHERE conversation = ? AND key = ?",
         (conversation.number, validate_name(key, "key")),
@@ -98,7 +98,7 @@ def record_question(tx: Tx, number: int, key: str, question: int) -> None:
 
 
 def record_answer(tx: Tx, conversation: ConversationRow, key: str, answer: int) -> None:
-    """Record which node is the answer to the turn with this key, which completes it."""
+    """Record which node is the answer to the message with this key, which completes it."""
     get_node(tx, conversation, answer)
     tx.run(
         "UPDATE claims SET answer = ?, lease_until = 0 WHERE conversation = ? AND key = ? "

@@ -323,7 +323,7 @@ def _select_loose_ends_after(tx: Tx, conversation: ConversationRow, node: Node) 
 
 
 def _check_end(tx: Tx, conversation: ConversationRow, end: Node) -> UnansweredQuestion | None:
-    """Return the question whose turn was interrupted after a node, if it was."""
+    """Return the question whose run was interrupted after a node, if it was."""
     if end.kind == "answered" and not _has_open_calls(tx, end):
         return None
     question = end

@@ -158,7 +158,7 @@ def find_newest_below(tx: Tx, conversation: ConversationRow, node: int) -> Node:
 
 
 def select_loose_ends(tx: Tx, conversation: ConversationRow, node: int = 0) -> list[Node]:
-    """Return the nodes of a conversation after which a turn may have been interrupted, oldest first.
+    """Return the nodes of a conversation after which a run may have been interrupted, oldest first.
 
     They are questions without an answer, and answers and tool results that are at the head of no conversation and
     that nothing but failed requests follows.

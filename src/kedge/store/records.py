@@ -221,9 +221,9 @@ class Differences(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """The claim on the turn with an idempotency key.
+    """The claim on the message with an idempotency key.
 
-    ``is_owner`` is whether the caller runs the turn; ``answer`` is the node of the answer, once there is
+    ``is_owner`` is whether the caller answers it; ``answer`` is the node of the answer, once there is
     one; ``question`` is the node of the question, if it is stored already. ``lease_until`` is a time of
     the database's clock.
     """

@@ -136,7 +136,7 @@ CREATE INDEX responses_by_time ON responses (created_at);
 CREATE INDEX responses_failed ON responses (conversation)
 WHERE status <> 'completed' AND status <> 'lost' AND status <> 'cancelled';
 
--- Idempotency: who runs the turn with this key and until when, and the nodes of its question and its answer. Every use
+-- Idempotency: who answers the message with this key and until when, and the nodes of its question and its answer. Every use
 -- of a key must have the same hash of the request.
 CREATE TABLE claims (
     conversation BIGINT NOT NULL,

@@ -126,7 +126,7 @@ class Store(AsyncResource):
         await self.database.aclose()
 
     def get_queue(self, name: str) -> SharedLock:
-        """Return the lock for which the queued turns of a conversation wait in this process."""
+        """Return the lock for which the queued runs of a conversation wait in this process."""
         with self._queue_lock:
             return self._queues.setdefault(name, SharedLock())
 
@@ -1052,7 +1052,7 @@ class Store(AsyncResource):
         owner: str,
         lease: float,
     ) -> Claim:
-        """Claim the turn with an idempotency key, unless another caller runs it or it is done.
+        """Claim the message with an idempotency key, unless another caller answers it or it is done.
 
         Args:
             conversation: The conversation of the turn.
@@ -1079,7 +1079,7 @@ class Store(AsyncResource):
 
     @checked
     async def find_claim(self, conversation: ConversationRow, key: str) -> Claim | None:
-        """Return the claim on the turn with an idempotency key, if the key was used; the caller does not own it."""
+        """Return the claim on the message with an idempotency key, if the key was used; the caller does not own it."""
         return await self.read_in(conversation, idempotency.find_claim, key)
 
     @checked
@@ -1103,7 +1103,7 @@ class Store(AsyncResource):
 
     @checked
     async def settle(self, conversation: ConversationRow, key: str, answer: int) -> None:
-        """Record which node is the answer to the turn with this key, which completes it.
+        """Record which node is the answer to the message with this key, which completes it.
 
         Raises:
             NotInStore: The conversation was deleted, or its tree has no such node.
