@@ -17,8 +17,10 @@ SHIPS = ("Argo", "Beagle", "Calypso", "Discovery", "Endeavour", "Fram", "Golden 
 async def main() -> None:
     """Mention many ships, then ask about the first."""
     model = os.environ.get("KEDGE_MODEL", "practice")
-    ask = PRACTICE if model == "practice" else SUMMARY_PROMPT
-    compactor = SummarizingCompactor(250, 80, ask=ask)  # engine= or model= for a cheaper model
+    prompt = PRACTICE if model == "practice" else SUMMARY_PROMPT
+    compactor = SummarizingCompactor(
+        250, 80, prompt=prompt
+    )  # engine= or model= for a cheaper model
     state: bytes | None = None
     async with Chat(model, compactor=compactor) as chat:
         for number, ship in enumerate(SHIPS):

@@ -257,7 +257,7 @@ async def compact_if_triggered(
     return build_result(request, await await_value(strategy.compact_blocks(request)), by)
 
 
-class LimitCompactor(CompactionTrigger, CompactionStrategy):
+class SelfTriggeredCompactor(CompactionTrigger, CompactionStrategy):
     """The base class of compactors that are their own trigger and strategy; they are named after their class."""
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:

@@ -196,7 +196,7 @@ MIN_NEW_TOKENS_DIVISOR = 4
 CompactionMethod = Literal["context_management", "endpoint"]
 
 
-class ServerCompactor(base.LimitCompactor):
+class ServerCompactor(base.SelfTriggeredCompactor):
     """A compactor that uses the provider's compaction.
 
     Args:
@@ -302,7 +302,7 @@ async def cut_until(
     return Replacement(rest)
 
 
-class MessageLimitCompactor(base.LimitCompactor):
+class MessageLimitCompactor(base.SelfTriggeredCompactor):
     """Removes the oldest exchanges when there are too many blocks. Also a trigger and a strategy.
 
     Args:
@@ -339,7 +339,7 @@ MAX_TOKENS = 2**53
 """The largest limit of tokens, of which a float can represent every part."""
 
 
-class TokenLimitCompactor(base.LimitCompactor):
+class TokenLimitCompactor(base.SelfTriggeredCompactor):
     """Removes the oldest exchanges when there are too many tokens. Also a trigger and a strategy.
 
     The size is the usage that the server reported with its last answer, or counted if there is none; the

@@ -18,8 +18,8 @@ from kedge._internal.argument_types import checked
 from kedge._internal.arguments import check_positive_int
 from kedge.compaction.base import (
     CompactionRequest,
-    LimitCompactor,
     Replacement,
+    SelfTriggeredCompactor,
     check_engine,
     cut_points,
     find_first_fit,
@@ -43,21 +43,21 @@ MIN_SUMMARY_TOKENS = 32
 CUT_MARK = " […]"
 
 
-class SummarizingCompactor(LimitCompactor):
+class SummarizingCompactor(SelfTriggeredCompactor):
     """Replaces the old part of a conversation by a summary. Also a trigger and a strategy.
 
     Args:
-        max_tokens: The number of tokens above which it compacts.
-        keep_tokens: The approximate number of tokens of the newest exchanges that remain; by default half the maximum.
-            The newest exchange always remains.
+        max_tokens: The number of tokens of a conversation above which it is compacted.
+        keep_tokens: The approximate number of tokens of the newest exchanges that remain; by default half of
+            ``max_tokens``. The newest exchange always remains.
         engine: The engine to use; by default the engine of the conversation.
         model: Another, cheaper model than the conversation has.
-        ask: The prompt that requests the summary.
+        prompt: The prompt that requests the summary.
         max_summary_tokens: The maximum length of a summary, to which a longer one is cut; by default
             half of what ``keep_tokens`` leaves of ``max_tokens``.
 
     Raises:
-        InvalidSetting: A number is below 1 or above its maximum, or ``engine`` is none.
+        InvalidSetting: A number is below 1 or above its maximum, or ``engine`` is not an engine.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SummarizingCompactor(LimitCompactor):
         *,
         engine: Engine | None = None,
         model: str = "",
-        ask: str = SUMMARY_PROMPT,
+        prompt: str = SUMMARY_PROMPT,
         max_summary_tokens: int | None = None,
     ) -> None:
         self.max_tokens = check_positive_int("max_tokens", max_tokens)
@@ -81,7 +81,7 @@ class SummarizingCompactor(LimitCompactor):
         self.max_summary_tokens = max_summary_tokens
         self.engine = check_engine(engine)
         self.model = model
-        self.ask = ask
+        self.prompt = prompt
 
     def should_compact(self, request: CompactionRequest) -> bool:
         """Return whether the conversation has more than ``max_tokens``."""
@@ -92,7 +92,7 @@ class SummarizingCompactor(LimitCompactor):
         start = await self._find_start(request)
         old = request.blocks[:start]
         new = request.blocks[start:]
-        if all(map(is_summary, old)):
+        if all(map(is_summary, old)):  # also if there is no old part
             return Replacement(request.blocks, ("there is nothing old enough to summarize",))
         try:
             text, usage = await self._request_summary(request, old)
@@ -114,17 +114,21 @@ class SummarizingCompactor(LimitCompactor):
             return summary, ()
         note = f"the summary had {tokens} tokens and was cut to {self.max_summary_tokens}"
         text = summary.text
-        while text and request.count([summary]) > self.max_summary_tokens:
-            share = self.max_summary_tokens / request.count([summary])
-            text = text[: min(int(len(text) * share), len(text) - 1)]
+        # Tokens differ in length, so the length is estimated again until the summary fits.
+        # Each step removes at least one character.
+        while text and tokens > self.max_summary_tokens:
+            estimated_length = len(text) * self.max_summary_tokens // tokens
+            text = text[: min(estimated_length, len(text) - 1)]
             summary = replace(summary, parts=(TextPart(f"{text}{CUT_MARK}"),))
+            tokens = request.count([summary])
         return summary, (note,)
 
     async def _find_start(self, request: CompactionRequest) -> int:
         """Return the index at which the newest part begins."""
         tokens = request.suffix_tokens()
         points = cut_points(request.blocks)
-        start, _ = await find_first_fit(points, lambda start: tokens[start] <= self.keep_tokens)
+        # If even the newest exchange alone is too long, it is the newest part.
+        start, _ = await find_first_fit(points, lambda index: tokens[index] <= self.keep_tokens)
         return start
 
     async def _request_summary(
@@ -135,23 +139,27 @@ class SummarizingCompactor(LimitCompactor):
             raise KedgeError(
                 "there is no engine to request a summary from; give the compactor an engine"
             )
-        turn = request.build_turn(old).append(user(self.ask, origin=SUMMARY_ORIGIN))
+        turn = request.build_turn(old).append(user(self.prompt, origin=SUMMARY_ORIGIN))
         options: dict[str, Any] = {}
         if self.model:
             options["model"] = self.model
         if engine.plan(turn).mode == "conversation":
             # The prompt must not become part of the conversation object.
             options["mode"] = "chained"
+        # The answer is waited for as a whole: nobody reads a summary while it is written.
         stream = engine.stream(turn, streaming=False, **options)
         await stream.finish()
         return stream.text.strip(), stream.usage
 
 
 def build_summary_block(text: str, old: Sequence[Block]) -> UserBlock:
-    """Return the block that replaces the old ones, with the number of original blocks that it covers."""
+    """Return a summary block, with the number of original blocks that it covers."""
     covered = 0
     for block in old:
-        covered += block.metadata[SUMMARY_KEY] if is_summary(block) else 1
+        if is_summary(block):
+            covered += block.metadata[SUMMARY_KEY]
+        else:
+            covered += 1
     summary = f"{SUMMARY_HEADING}\n{text}"
     return user(summary, origin=SUMMARY_ORIGIN, metadata={SUMMARY_KEY: covered})
 

@@ -1,54 +1,72 @@
 """``ToolExchangeCompactor``: shorten old tool calls and outputs.
 
 Outputs of tools are the largest part of an agent's history, and little of them is needed again. The pair remains:
-the call has its name and its call_id, the output answers it. In JSON every member remains, with its numbers and
-short texts, and only long texts and lists are cut, more at each attempt until it fits; of other text the beginning
-and the end remain. A note with the length of the removed text replaces it.
+the call has its name and its call_id, the output answers it. In JSON the members of objects remain, with their
+numbers and short texts; long texts and lists are cut, more at each of four attempts. Of other text the beginning and
+the end remain. A note with the length of the removed text replaces it.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
 from kedge._internal.arguments import check_positive_int
 from kedge._internal.json_text import decode, encode_escaped, reject_constant
-from kedge.compaction.base import CompactionRequest, LimitCompactor, Replacement, cut_points
+from kedge.compaction.base import CompactionRequest, Replacement, SelfTriggeredCompactor, cut_points
 from kedge.turns import Block, FilePart, ImagePart, OpaquePart, Part, TextPart
 from kedge.turns.frozen_json import thaw
 
-MIN_ATTACHMENT_CHARS = 3_000
-"""The minimum size of an image or a file, in characters: about 750 tokens."""
+COUNTED_ATTACHMENT_CHARACTERS = 3_000
+"""The number of characters that an image or a file counts at least, about 750 tokens."""
+SHORTENED_KEY = "kedge.shortened"
+"""Metadata key of a shortened block: its original number of characters."""
 
-# The maximum lengths of texts and lists inside JSON, from the first attempt to the last.
-_TRUNCATION_LEVELS = ((200, 20), (80, 8), (40, 4), (20, 2))
+
+class _MemberLimits(NamedTuple):
+    """How much remains of each text and list inside JSON."""
+
+    max_characters: int
+    max_items: int
 
 
-def truncate_text(text: str, max_chars: int) -> str:
-    """Return the text in about ``max_chars`` characters; JSON stays JSON if that is possible."""
-    if len(text) <= max_chars:
+_ATTEMPTS = (
+    _MemberLimits(200, 20),
+    _MemberLimits(80, 8),
+    _MemberLimits(40, 4),
+    _MemberLimits(20, 2),
+)
+
+
+def truncate_text(text: str, max_characters: int) -> str:
+    """Return the text in about ``max_characters`` characters; JSON stays JSON if that is possible."""
+    if len(text) <= max_characters:
         return text
-    shrunk = _shrink_json(text, max_chars)
-    if shrunk is not None:
-        return shrunk
-    return _cut_middle(text, max_chars)
+    shortened = _shorten_json(text, max_characters)
+    if shortened is not None:
+        return shortened
+    return _cut_middle(text, max_characters)
 
 
-def truncate_json(text: str, max_chars: int) -> str:
-    """Return the JSON text in about ``max_chars`` characters, always as JSON."""
-    shrunk = _shrink_json(text, max_chars)
-    if shrunk is not None:
-        return shrunk
-    return encode_escaped({"shortened": _cut_middle(text, max_chars)}).decode()
+def truncate_json(text: str, max_characters: int) -> str:
+    """Return the text as JSON in about ``max_characters`` characters.
+
+    Texts and lists inside it are cut, also if the whole is short enough already. Other text becomes the
+    member ``shortened`` of an object.
+    """
+    shortened = _shorten_json(text, max_characters)
+    if shortened is not None:
+        return shortened
+    return encode_escaped({"shortened": _cut_middle(text, max_characters)}).decode()
 
 
 def part_length(part: Part) -> int:
     """Return the approximate size of a part in characters."""
     match part:
         case ImagePart():
-            return max(MIN_ATTACHMENT_CHARS, len(part.url))
+            return max(COUNTED_ATTACHMENT_CHARACTERS, len(part.url))
         case FilePart():
-            return max(MIN_ATTACHMENT_CHARS, len(part.data))
+            return max(COUNTED_ATTACHMENT_CHARACTERS, len(part.data))
         case _:
             return len(_part_to_text(part))
 
@@ -65,64 +83,71 @@ def _part_to_text(part: Part) -> str:
             return part.text
 
 
-def _shrink_json(text: str, max_chars: int) -> str | None:
-    """Return the JSON text with its long members cut; None if it is not JSON or is still too long."""
+def _shorten_json(text: str, max_characters: int) -> str | None:
+    """Return the JSON text with its long members cut.
+
+    Returns:
+        The result of the first attempt that fits, else of the last one; None if the text is not JSON or is
+        more than twice as long even then.
+    """
     if text.lstrip()[:1] not in ("{", "["):
         return None
-    shrunk = ""
+    shortened = ""
     try:
         value = decode(text, parse_constant=reject_constant)
-        for max_length, max_items in _TRUNCATION_LEVELS:
-            shrunk = encode_escaped(_shrink_value(value, max_length, max_items)).decode()
-            if len(shrunk) <= max_chars:
-                return shrunk
+        for limits in _ATTEMPTS:
+            shortened = encode_escaped(_cut_members(value, limits)).decode()
+            if len(shortened) <= max_characters:
+                return shortened
     except (ValueError, RecursionError):
         return None
-    if len(shrunk) > 2 * max_chars:
+    if len(shortened) > 2 * max_characters:
         return None
-    return shrunk  # the structure is worth the excess
+    return shortened  # the structure is worth the excess
 
 
-def _shrink_value(value: Any, max_length: int, max_items: int) -> Any:
+def _cut_members(value: Any, limits: _MemberLimits) -> Any:
     match value:
         case str():
-            rest = len(value) - max_length
-            if rest <= 0:
-                return value
-            return f"{value[:max_length]}… (+{rest} characters)"
+            return _cut_end(value, limits.max_characters)
         case list():
-            items = cast("list[Any]", value)
-            shrunk = [_shrink_value(item, max_length, max_items) for item in items[:max_items]]
-            rest = len(items) - max_items
-            if rest > 0:
-                shrunk.append(f"… (+{rest} more)")
-            return shrunk
+            return _cut_list(cast("list[Any]", value), limits)
         case dict():
-            table = cast("dict[str, Any]", value)
-            return {
-                name: _shrink_value(member, max_length, max_items) for name, member in table.items()
-            }
+            members = cast("dict[str, Any]", value)
+            return {name: _cut_members(member, limits) for name, member in members.items()}
         case _:
             return value
 
 
-def _cut_middle(text: str, max_chars: int) -> str:
-    head = max_chars * 2 // 3
-    tail = max_chars // 3
+def _cut_end(text: str, max_characters: int) -> str:
+    removed = len(text) - max_characters
+    if removed <= 0:
+        return text
+    return f"{text[:max_characters]}… (+{removed} characters)"
+
+
+def _cut_list(items: list[Any], limits: _MemberLimits) -> list[Any]:
+    remaining = [_cut_members(item, limits) for item in items[: limits.max_items]]
+    removed = len(items) - limits.max_items
+    if removed > 0:
+        remaining.append(f"… (+{removed} more)")
+    return remaining
+
+
+def _cut_middle(text: str, max_characters: int) -> str:
+    head = max_characters * 2 // 3
+    tail = max_characters // 3
     left_out = len(text) - head - tail
     return f"{text[:head]}\n[… {left_out} characters left out …]\n{text[len(text) - tail :]}"
 
 
-SHORTENED_KEY = "kedge.shortened"
-"""Metadata key of a shortened block: its original number of characters."""
-
-
-class ToolExchangeCompactor(LimitCompactor):
+class ToolExchangeCompactor(SelfTriggeredCompactor):
     """Shortens old arguments and outputs of tools. Also a trigger and a strategy.
 
     Args:
-        max_characters: The approximate number of characters of each that remain.
-        keep_exchanges: The number of the newest exchanges that are not shortened.
+        max_characters: The approximate number of characters that remain of each call's arguments and of each output.
+        keep_exchanges: The number of the newest exchanges that are not shortened. An exchange is a message with
+            all blocks until its answer.
         min_saving: The minimum number of characters to save, so that the conversation does not change at
             every turn.
 
@@ -140,26 +165,29 @@ class ToolExchangeCompactor(LimitCompactor):
     def should_compact(self, request: CompactionRequest) -> bool:
         """Return whether shortening saves at least ``min_saving`` characters."""
         old = request.blocks[: self._find_start(request.blocks)]
-        return (
-            sum(_content_length(block) - _content_length(self._shorten(block)) for block in old)
-            >= self.min_saving
-        )
+        saved = sum(_content_length(block) - _content_length(self._shorten(block)) for block in old)
+        return saved >= self.min_saving
 
     def compact_blocks(self, request: CompactionRequest) -> Replacement:
-        """Return all blocks, with the old tool exchanges shortened."""
+        """Return all blocks, with old tool calls and results shortened."""
         start = self._find_start(request.blocks)
         old = tuple(map(self._shorten, request.blocks[:start]))
         return Replacement((*old, *request.blocks[start:]))
 
     def _find_start(self, blocks: Sequence[Block]) -> int:
-        """Return the index of the first exchange that is not shortened."""
+        """Return the index of the first block that is not shortened, at which the oldest kept exchange begins."""
         points = cut_points(blocks)
         if len(points) < self.keep_exchanges:
             return 0
         return points[-self.keep_exchanges]
 
     def _shorten(self, block: Block) -> Block:
-        """Return the shortened block; the identical block if it is short already."""
+        """Return the shortened block.
+
+        Returns:
+            The identical block if it is short enough, was shortened before, is neither a tool call nor a result,
+            or would not get shorter.
+        """
         limit = self.max_characters
         if SHORTENED_KEY in block.metadata or _content_length(block) <= limit:
             return block

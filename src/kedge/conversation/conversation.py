@@ -634,13 +634,13 @@ class Conversation(ConversationTasks):
 
     @checked
     async def merge_summary_of(
-        self, other: "Conversation | SyncConversation | int | Node", *, ask: str = SUMMARY_PROMPT
+        self, other: "Conversation | SyncConversation | int | Node", *, prompt: str = SUMMARY_PROMPT
     ) -> Node:
         """Request a summary of another conversation or branch from the model, and append it.
 
         Args:
             other: Another conversation, or a node of this one's tree.
-            ask: The prompt that requests the summary.
+            prompt: The prompt that requests the summary.
 
         Returns:
             The new node.
@@ -659,7 +659,7 @@ class Conversation(ConversationTasks):
         # The engine is used without middleware, so the filters of the middleware are applied here.
         filters = find_filters(self.engine)
         turn = filters.apply_to_turn(turn, ("input",))
-        request = turn.append(user(ask, origin="merge_summary_of"))
+        request = turn.append(user(prompt, origin="merge_summary_of"))
         stream = self._base_engine.stream(request, streaming=False, mode=self.row.mode)
         await stream.finish()
         text = answer_text(filters.apply_to_turn(stream.turn, ("output",))).strip()

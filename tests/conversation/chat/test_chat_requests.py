@@ -55,7 +55,7 @@ async def test_compaction_starts_a_new_chain(server: TestServer, open_chat: Open
 
 async def test_summary_is_sent_once(server: TestServer, open_chat: OpenChat) -> None:
     """A branch of the chain requests the summary, which is sent only in the request that starts the new chain."""
-    chat = open_chat(compactor=SummarizingCompactor(180, 60, ask=SUMMARY_PROMPT))
+    chat = open_chat(compactor=SummarizingCompactor(180, 60, prompt=SUMMARY_PROMPT))
     lines = [f"My boat number {n} is called Argo {n}." for n in range(8)]
     answers = await send_lines(chat, *lines)
     index = next(n for n, answer in enumerate(answers) if answer.compactions)
