@@ -26,6 +26,7 @@ from kedge import Turn, connect, user
 from kedge.conversation import Chat, new_key
 from kedge.cli import main
 from kedge.errors import InvalidSetting
+from kedge.providers import open_model
 from kedge.testing import serve
 with serve() as server:
     for settings in {}, {"transport": "websocket"}, {"mode": "stateless"}:
@@ -37,17 +38,24 @@ with connect("practice", mode="stateless").sync as engine:
     turn = engine.run(Turn([user("Think: My name is Ada.")]))
     turn = engine.run(turn.append(user("What did I say first?")))
     print(turn.blocks[-1].text, flush=True)
+    turn = engine.run(turn.append(user("What did you think?")))
+    print(turn.blocks[-1].text, flush=True)
+with serve() as upstream, serve(model=open_model(f"responses:{upstream.base_url}#practice")) as server:
+    with connect(f"responses:{server.base_url}#practice").sync as engine:
+        turn = Turn()
+        for text in "Think: One.", "Think: Two.", "What did I say first?":
+            turn = engine.run(turn.append(user(text)))
+        print(turn.blocks[-1].text, flush=True)
 try:
     Chat("practice", state_key=new_key())
 except InvalidSetting as error:
     print(error, flush=True)
 main(["serve", "--port", "0", "--db", ":memory:", "--json"])
 """
-"""Without the packages of extras, prints four answers and the error of a key for states, and serves."""
+"""Without the packages of extras, prints six answers and the error of a key for states, and serves."""
 ENCRYPTION = "pip install 'kedge-llm[encryption]'"
 SEALED = {"type": "reasoning", "summary": [], "encrypted_content": "Z0FBQQ=="}
 ENCRYPTED = [
-    ("", {"include": ["reasoning.encrypted_content"]}),
     ("", {"input": [SEALED, {"role": "assistant", "content": "a"}]}),
     ("", {"input": [{"role": "user", "content": "a"}, {"type": "compaction_trigger"}]}),
     ("/compact", {}),
@@ -70,6 +78,8 @@ def test_engines_and_the_server_need_no_extra(tmp_path: Path) -> None:
         answers = [process.stdout.readline() for _ in range(3)]
         assert answers == ['You said first: "My name is Ada."\n'] * 3
         assert process.stdout.readline() == 'You said first: "Think: My name is Ada."\n'
+        assert process.stdout.readline() == "I can see no thought of mine.\n"
+        assert process.stdout.readline() == 'You said first: "Think: One."\n'
         assert ENCRYPTION in process.stdout.readline()
         urls = json.loads(process.stdout.readline())
         with httpx2.Client(timeout=300, follow_redirects=True) as http:
@@ -82,6 +92,12 @@ def test_engines_and_the_server_need_no_extra(tmp_path: Path) -> None:
             first = post(input="My name is Ada.").json()["id"]
             assert "Ada" in post(input="What is my name?", previous_response_id=first).text
             assert "response.completed" in post(stream=True).text
+            asked = post(input="Think: hi", include=["reasoning.encrypted_content"])
+            assert asked.status_code == 200
+            assert asked.headers["kedge-server"] == "kedge; encryption=none"
+            reasoning, _ = asked.json()["output"]
+            assert reasoning["type"] == "reasoning"
+            assert not reasoning.get("encrypted_content")
             for path, members in ENCRYPTED:
                 rejected = post(path, **members)
                 assert rejected.status_code == 400

@@ -10,10 +10,11 @@ from starlette.responses import Response
 from engines.fake_server import complete_response, connect_to, json_response, message_item
 from engines.memory_server import EvidenceStore
 from for_each import for_each
-from kedge import Chat
+from kedge import Chat, connect
 from kedge.engines import ResponsesEngine
 from kedge.errors import EngineError
 from kedge.evidence.server_evidence import KnownServer
+from kedge.testing import serve
 from kedge.turns import Turn, tool_result, user
 
 INCLUDE = "reasoning.encrypted_content"
@@ -152,6 +153,51 @@ async def test_evidence_is_shared_by_engines_with_one_store() -> None:
         async with open_engine(server, **settings) as engine:
             await send(engine, Turn())
     assert server.asked == [True, False, False]
+
+
+async def test_a_kedge_server_that_does_not_encrypt_is_not_asked_again() -> None:
+    """Its header says so: the other requests, and another engine with the same store, do not ask."""
+    store = EvidenceStore()
+    turn = Turn()
+    with serve(encrypts=False) as server:
+        for _ in range(2):
+            address = f"responses:{server.base_url}#practice"
+            async with connect(address, scope="s", evidence_store=store) as engine:
+                turn = Turn()
+                for text in ("Think: One", "Think: Two", "What did I say first?"):
+                    turn = await engine.run(turn.append(user(text)))
+        asked = [INCLUDE in (each.body.get("include") or ()) for each in server.requests]
+    assert not any(asked[1:])
+    assert turn[-1].text == 'You said first: "Think: One"'
+
+
+async def test_a_kedge_server_that_encrypts_again_is_asked_again() -> None:
+    """What its header says now is used, and not what it said before."""
+    store = EvidenceStore()
+    for encrypts in (False, True):
+        with serve(encrypts=encrypts) as server:
+            address = f"responses:{server.base_url}#practice"
+            async with connect(address, scope="s", evidence_store=store) as engine:
+                turn = Turn()
+                for text in ("Think: One", "Think: Two"):
+                    turn = await engine.run(turn.append(user(text)))
+            last = server.requests[-1].body
+            assert (INCLUDE in (last.get("include") or ())) is encrypts
+
+
+async def test_reasoning_that_a_server_can_no_longer_decrypt_is_left_out() -> None:
+    """A server that has lost the package that encrypts is sent the request once more, without reasoning."""
+    with serve() as server, serve(encrypts=False) as other:
+        engines = [
+            connect(f"responses:{each.base_url}#practice", scope="s", mode="stateless")
+            for each in (server, other)
+        ]
+        turn = Turn()
+        for engine, text in zip(engines, ("Think: One", "What did I say first?"), strict=True):
+            async with engine:
+                turn = await engine.run(turn.append(user(text)))
+    assert turn[-1].text == 'You said first: "Think: One"'
+    assert [block.kind for block in turn if block.kind == "reasoning"] == ["reasoning"]
 
 
 async def test_a_full_send_after_a_loss_has_the_reasoning() -> None:

@@ -399,6 +399,7 @@ def test_an_answer_to_an_unplanned_request_names_no_other_response() -> None:
     ("headers", "name"),
     [
         ({"kedge-server": "kedge/0.2", "server": "nginx"}, "kedge"),
+        ({"kedge-server": "kedge; encryption=none"}, "kedge; encryption=none"),
         ({"server": "SMG/1.4 (linux)"}, "smg"),
         ({}, ""),
     ],

@@ -99,7 +99,7 @@ def _is_conversation_unusable(error: EngineError, summary: RequestSummary) -> bo
 
 
 def _is_reasoning_rejected(error: EngineError, summary: RequestSummary) -> bool:
-    rejected = error.code == "invalid_encrypted_content"
+    rejected = error.code in ("invalid_encrypted_content", "encryption_unavailable")
     return summary.has_reasoning and (rejected or bool(_ENCRYPTED_PATTERN.search(error.message)))
 
 

@@ -241,6 +241,7 @@ class ResponsesEngine(RequestEngine):
         request = session.request
         if request.keep_reasoning and "include" not in session.healed:
             session.include = session.check.reasoning.should_request(
+                encrypts=session.check.encrypts,
                 known=self._known_server is not None,
                 unstored=not _should_store(session),
                 heal=request.heal,
@@ -500,6 +501,7 @@ class ResponsesEngine(RequestEngine):
             requested=session.include,
             rejected="include" in session.healed,
             stored=session.body.get("store", True) is not False,
+            encrypts=session.check.encrypts,
         )
         await self.evidence.save(session.check)
         return finished

@@ -103,6 +103,7 @@ class MemoryCheck(msgspec.Struct):
         reasoning: The evidence about the encrypted reasoning of the model.
         conversation: Identifies the conversation; missing responses of one do not concern the others.
         can_hold: Whether the answer can be held back until it is judged.
+        encrypts: Whether the server encrypts reasoning, by its host or as it says itself; None if that is not known.
         way: How the request uses its anchor.
         plan: The plan of the request, if it was decided.
     """
@@ -114,6 +115,7 @@ class MemoryCheck(msgspec.Struct):
     reasoning: ReasoningEvidence
     conversation: str = ""
     can_hold: bool = True
+    encrypts: bool | None = None
     way: Way = "direct"
     plan: RequestPlan | None = None
     _body: Mapping[str, Any] = {}
@@ -404,6 +406,7 @@ class EvidenceRegistry(msgspec.Struct, eq=False):
             server_key += " objects"
         reasoning_key = f"{scope} {model} {KEY_SUFFIX}"
         initial = ServerEvidence()
+        encrypts: bool | None = None
         if known is not None:
             initial.proof = "table" if known.remembers else ""
             initial.max_depth = known.max_depth
@@ -412,6 +415,9 @@ class EvidenceRegistry(msgspec.Struct, eq=False):
             identified = self._identified.get(scope)
             if identified is not None:
                 evidence.identify(identified, "identity")
+                encrypts = identified.encrypts
+            if known is not None and known.encrypts is not None:
+                encrypts = known.encrypts
             evidence.not_before = max(evidence.not_before, self._reissued.get(scope, 0.0))
             reasoning = self._open(reasoning_key, ReasoningEvidence())
         return MemoryCheck(
@@ -422,6 +428,7 @@ class EvidenceRegistry(msgspec.Struct, eq=False):
             reasoning=reasoning,
             conversation=conversation,
             can_hold=self.holds_streams or not streaming,
+            encrypts=encrypts,
         )
 
     def _open(self, key: str, initial: Any) -> Any:
@@ -486,8 +493,9 @@ class EvidenceRegistry(msgspec.Struct, eq=False):
             self._saved[key] = form or {}
             if form and check.records[key].to_json().keys() <= _INITIAL_MEMBERS:
                 check.records[key].restore(form)
-            if check.evidence.proof == "identity":
-                self.identify(check, "kedge")
+            if check.evidence.proof == "identity" and check.scope not in self._identified:
+                # What else it said then, such as whether it encrypts, may have changed.
+                self._identified[check.scope] = KnownServer(remembers=True)
 
     def take_changes(self, check: MemoryCheck) -> list[tuple[str, dict[str, Any]]]:
         """Return the evidence of a check that is not in the store, to be stored."""
@@ -500,7 +508,11 @@ class EvidenceRegistry(msgspec.Struct, eq=False):
     def identify(self, check: MemoryCheck, identity: str) -> None:
         """Record the name by which the server of a check identifies itself; empty if it does not."""
         server = KNOWN_IDENTITIES.get(identity)
-        if server is None or self._identified.get(check.scope) is server:
+        if server is None:
+            return
+        if check.encrypts is None:
+            check.encrypts = server.encrypts
+        if self._identified.get(check.scope) is server:
             return
         with self.lock:
             self._identified[check.scope] = server

@@ -38,6 +38,8 @@ class KnownServer(msgspec.Struct, frozen=True):
     """Whether its memory needs no further proof."""
     max_depth: int | None = None
     """The number of responses of a chain that it passes to the model."""
+    encrypts: bool | None = None
+    """Whether it returns encrypted reasoning; None if that is not known."""
 
 
 KNOWN_HOSTS: Mapping[str, KnownServer] = {
@@ -49,7 +51,8 @@ KNOWN_HOSTS: Mapping[str, KnownServer] = {
 }
 """Hosted services; a name that starts with a dot matches its subdomains."""
 KNOWN_IDENTITIES: Mapping[str, KnownServer] = {
-    "kedge": KnownServer(remembers=True),
+    "kedge": KnownServer(remembers=True, encrypts=True),
+    "kedge; encryption=none": KnownServer(remembers=True, encrypts=False),
     "smg": KnownServer(max_depth=100),
 }
 """Servers that identify themselves in a response header."""
@@ -392,7 +395,8 @@ class ReasoningEvidence(Evidence):
     """What the answers of one model have shown.
 
     Attributes:
-        accepted: Whether a request for encrypted reasoning was answered; None before the first one.
+        accepted: Whether a request for encrypted reasoning was answered; None before the first one. False if the server
+            says that it does not encrypt.
         reasons: Whether an answer contained reasoning.
         stores: Whether responses are stored; not if an answer had ``store: false`` and the request did not.
     """
@@ -401,19 +405,32 @@ class ReasoningEvidence(Evidence):
     reasons: bool = False
     stores: bool = True
 
-    def should_request(self, *, known: bool, unstored: bool, heal: bool) -> bool:
+    def should_request(
+        self, *, encrypts: bool | None, known: bool, unstored: bool, heal: bool
+    ) -> bool:
         """Return whether to request encrypted reasoning.
 
         Args:
+            encrypts: Whether the server encrypts reasoning, as it says itself; None if it does not say.
             known: Whether the server is a known host.
             unstored: Whether the response is not stored, so that its reasoning is lost otherwise.
             heal: Whether a rejected request may be repeated without.
         """
+        if encrypts is not None:
+            return encrypts
         if self.accepted is not None:
             return self.accepted
         return heal and (known or unstored or self.reasons)
 
-    def record(self, outcome: Outcome, *, requested: bool, rejected: bool, stored: bool) -> None:
+    def record(
+        self,
+        outcome: Outcome,
+        *,
+        requested: bool,
+        rejected: bool,
+        stored: bool,
+        encrypts: bool | None = None,
+    ) -> None:
         """Record an answer.
 
         Args:
@@ -421,10 +438,13 @@ class ReasoningEvidence(Evidence):
             requested: Whether encrypted reasoning was requested.
             rejected: Whether the request was repeated without, after the server had rejected it.
             stored: Whether the server was to store the response.
+            encrypts: Whether the server encrypts reasoning, as it says itself; None if it does not say.
         """
         if outcome.status not in ("completed", "incomplete"):
             return
-        if requested or rejected:
+        if encrypts is False:
+            self.accepted = False
+        elif requested or rejected:
             self.accepted = requested
         self.reasons |= ReasoningBlock in map(type, outcome.blocks)
         self.stores &= not (stored and outcome.stored is False)

@@ -59,8 +59,7 @@ def _start_server(memory: _Memory) -> "ServerThread":
     from kedge.server.settings import Settings
     from kedge.server.uvicorn_server import ServerThread
 
-    # A conversation sends and shows the same on every machine, with or without the package that encrypts.
-    settings = Settings(encryption_optional=True)
+    settings = Settings()
     try:
         if memory.address != IN_MEMORY:
             open_current_database(memory.address).close()  # creates the tables

@@ -206,6 +206,7 @@ def connect_practice(rest: str, /, **settings: Any) -> Engine:
 
     server = get_embedded_server()
     settings.setdefault("scope", PRACTICE_SCOPE)
+    # Requests are the same on every machine, with or without the package that encrypts, and so are their sizes.
     settings.setdefault("known_server", KNOWN_IDENTITIES["kedge"])
     settings.setdefault("prompt_cache", True)
     return _build_responses_engine("practice", "practice", server.base_url, None, **settings)

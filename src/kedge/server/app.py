@@ -190,7 +190,7 @@ def create_app(
             await service.aclose()
 
     faults = settings.faults
-    front = http.ServerFrontEnd(service.access, faults)
+    front = http.ServerFrontEnd(service.access, faults, encrypts=service.settings.encrypts)
     middleware = [
         Middleware(request_log.RequestMiddleware, front, listener, on_finish, reply_bytes)
     ]

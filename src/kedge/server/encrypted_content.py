@@ -18,9 +18,9 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from kedge._internal.encryption import FernetCipher, can_encrypt
+from kedge._internal.encryption import FernetCipher
 from kedge._internal.json_text import decode, encode
-from kedge.errors import describe_extra
+from kedge.errors import InvalidSetting, describe_extra
 from kedge.server.errors import ENCRYPTION_MISSING, INVALID_ENCRYPTED_CONTENT
 from kedge.server.object_forms import Item
 from kedge.server.token_counting import count_items
@@ -54,20 +54,23 @@ KEY_BYTES = 32
 
 
 class ContentCipher:
-    """A cipher for JSON values with one key of 32 random bytes."""
+    """A cipher for JSON values.
 
-    def __init__(self, key: bytes) -> None:
+    Args:
+        key: 32 random bytes.
+        is_available: Whether the package that encrypts is installed.
+    """
+
+    def __init__(self, key: bytes, *, is_available: bool = True) -> None:
         self._key = key
+        self.is_available = is_available
 
     @cached_property
     def _cipher(self) -> FernetCipher:
         # Built on first use: few servers encrypt anything, and all of them should start quickly.
+        if not self.is_available:
+            raise InvalidSetting(describe_extra("encryption"))
         return FernetCipher(urlsafe_b64encode(self._key))
-
-    @cached_property
-    def is_available(self) -> bool:
-        """Whether the package that encrypts is installed."""
-        return can_encrypt()
 
     def require(self, param: str) -> None:
         """Reject a request that needs encryption if the package is not installed.

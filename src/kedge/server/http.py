@@ -307,7 +307,10 @@ def format_allowed_methods(routes: Iterable[Route], scope: Scope) -> str:
 
 PUBLIC_PATHS = frozenset({"/healthz"})
 METRICS_PATH = "/metrics"
-IDENTITY_HEADER = (b"kedge-server", b"kedge")
+IDENTITY_HEADER = b"kedge-server"
+IDENTITY = b"kedge"
+IDENTITY_WITHOUT_ENCRYPTION = b"kedge; encryption=none"
+"""The identity of a server that does not return encrypted reasoning, so that clients do not request it."""
 
 
 class ServerFrontEnd(FrontEnd):
@@ -319,11 +322,15 @@ class ServerFrontEnd(FrontEnd):
     Args:
         policy: Decides who may send requests.
         faults: The faults to inject; while one of them hides the server, the header is omitted.
+        encrypts: Whether the server encrypts reasoning.
     """
 
-    def __init__(self, policy: AccessPolicy, faults: "Faults | None") -> None:
+    def __init__(
+        self, policy: AccessPolicy, faults: "Faults | None", *, encrypts: bool = True
+    ) -> None:
         super().__init__(policy)
         self._faults = faults
+        self._identity = IDENTITY if encrypts else IDENTITY_WITHOUT_ENCRYPTION
 
     def read_credentials(self, scope: Scope) -> Credentials:
         """Read the bearer token or, for Anthropic's API, the key in the ``x-api-key`` header."""
@@ -351,5 +358,5 @@ class ServerFrontEnd(FrontEnd):
         if is_anthropic(scope):
             headers.append((b"request-id", id))
         if self._faults is None or not self._faults.hides_server:
-            headers.append(IDENTITY_HEADER)
+            headers.append((IDENTITY_HEADER, self._identity))
         return headers

@@ -95,6 +95,7 @@ class Prompt(Struct, frozen=True):
         max_tokens: The maximum number of output tokens, or None.
         stop: Stop sequences; the server ends the answer at the first of them.
         decrypt_reasoning: Returns the ``model_data`` of a reasoning item by its encrypted content.
+        keep_reasoning: Whether the server can encrypt the ``model_data`` of reasoning, and so return it to the model.
         namespace: The namespace of the caller; a model must not share data between namespaces.
     """
 
@@ -104,6 +105,7 @@ class Prompt(Struct, frozen=True):
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     decrypt_reasoning: Callable[[str], Any] = lambda _: None
+    keep_reasoning: bool = True
     namespace: str = ""
 
 

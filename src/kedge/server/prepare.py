@@ -219,7 +219,6 @@ def _build_draft(
     model_input = build_model_input(service, body, history, items)
     model = service.find_model(body["model"])
     store = body.get("store") is not False and not service.settings.zero_data_retention
-    service.encrypts_reasoning(body)
     _check_background(body, is_stored=store, on_socket=on_socket)
     requests.check_tool_choice(body, model_input.items)
     if not service.ignores_unknown:
@@ -461,5 +460,6 @@ def _build_prompt(service: ServerState, body: Body, items: Sequence[Item]) -> Pr
         max_tokens=body.get("max_output_tokens"),
         stop=body.get("stop", ()),  # of a stateless API
         decrypt_reasoning=service.decrypt_reasoning,
+        keep_reasoning=service.cipher.is_available,
         namespace=service.namespace,
     )

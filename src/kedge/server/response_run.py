@@ -636,10 +636,13 @@ def _build_writer(service: ServerState, draft: ResponseDraft) -> OutputWriter:
     """Return the writer of the output items, which are numbered after the items of the request."""
     body = draft.prompt.body
     reasoning: Mapping[str, Any] = body.get("reasoning") or {}
+    encrypt: Callable[[Any], str] | None = None
+    if service.cipher.is_available:
+        encrypt = service.cipher.encrypt
     return OutputWriter(
         draft.key,
         number=len(draft.input),
-        encrypt=service.cipher.encrypt,
+        encrypt=encrypt,
         encrypt_reasoning=service.encrypts_reasoning(body),
         show_summary=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
     )

@@ -7,7 +7,8 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING, Literal
 
 from kedge._internal.argument_types import check_fields
-from kedge.errors import InvalidSetting
+from kedge._internal.encryption import can_encrypt
+from kedge.errors import InvalidSetting, describe_extra
 from kedge.server.access import CallerRegistry
 from kedge.server.models import Model, PracticeModel
 from kedge.server.storage.database import IN_MEMORY
@@ -94,8 +95,8 @@ class Settings:
             ``ignore`` them, which is logged once and listed in the response header
             ``x-kedge-ignored-parameters``. None rejects them for the practice model and ignores them
             for any other model.
-        encryption_optional: Whether a request for encrypted reasoning is answered without it if the package that
-            encrypts is not installed, and not rejected.
+        encrypts: Whether reasoning and compactions can be encrypted, by default whether the extra ``encryption`` is
+            installed. Without it, requests for encrypted reasoning are answered without it.
         in_store: Whether ``db`` is a store. The responses are then in its tables for the practice model, which
             several processes may use at the same time.
         max_db_bytes: Size of the stored responses above which the oldest are deleted, or None.
@@ -121,7 +122,7 @@ class Settings:
     clock: Callable[[], float] = time.time
     faults: "Faults | None" = None
     unknown_parameters: Literal["ignore", "reject"] | None = None
-    encryption_optional: bool = False
+    encrypts: bool = field(default_factory=can_encrypt)
     in_store: bool = False
     max_db_bytes: int | None = None
     callers: CallerRegistry | None = None
@@ -141,3 +142,5 @@ class Settings:
             raise InvalidSetting(
                 f"unknown_parameters must be ignore or reject, not {self.unknown_parameters!r}"
             )
+        if self.encrypts and not can_encrypt():
+            raise InvalidSetting(f"encrypts must be False: {describe_extra('encryption')}")

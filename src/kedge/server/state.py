@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kedge._internal.access_tokens import AccessToken, TokenReservation
 from kedge._internal.bounded_dict import BoundedDict
+from kedge.errors import describe_extra
 from kedge.server import encrypted_content
 from kedge.server.access import DEFAULT_OUTPUT_TOKENS, AccessPolicy, Rejection
 from kedge.server.encrypted_content import ContentCipher
@@ -60,10 +61,15 @@ class SharedState:
         )
         self.model = settings.model
         self.models = dict(settings.models) or {settings.model.name: settings.model}
+        is_practice = all(isinstance(model, PracticeModel) for model in self.models.values())
         self.ignores_unknown = settings.unknown_parameters == "ignore" or (
-            settings.unknown_parameters is None
-            and not all(isinstance(model, PracticeModel) for model in self.models.values())
+            settings.unknown_parameters is None and not is_practice
         )
+        if not settings.encrypts and not is_practice:
+            log.warning(
+                "reasoning of models is neither requested nor returned in encrypted form: %s",
+                describe_extra("encryption"),
+            )
         self.logged_parameters: set[str] = set()
         """Ignored parameters that the log already names."""
         self.running: set[Stoppable] = set()
@@ -98,7 +104,7 @@ class Namespace:
         key = shared.key
         if name:
             key = hmac.digest(shared.key, b"namespace " + name.encode(), hashlib.sha256)
-        self.cipher = ContentCipher(key)
+        self.cipher = ContentCipher(key, is_available=shared.settings.encrypts)
         self.prompt_cache = PromptCache(shared.database.clock)
         self.reasoning_texts = BoundedDict[str, str](MAX_REASONING_TEXTS)
         expand = partial(encrypted_content.expand_compaction, self.cipher)
@@ -230,16 +236,9 @@ class ServerState:
         return self._database.run_purge(purge_batch)
 
     def encrypts_reasoning(self, body: Mapping[str, Any]) -> bool:
-        """Return whether the response to a request contains encrypted reasoning.
-
-        Raises:
-            ApiError: The request asks for it, and the package that encrypts is not installed.
-        """
-        if "reasoning.encrypted_content" not in (body.get("include") or ()):
-            return False
-        if not self.settings.encryption_optional:
-            self.cipher.require("include")
-        return self.cipher.is_available
+        """Return whether the response to a request contains encrypted reasoning: if it asks for it, and we encrypt."""
+        is_requested = "reasoning.encrypted_content" in (body.get("include") or ())
+        return is_requested and self.cipher.is_available
 
     def remember_reasoning(self, items: Sequence[Item], texts: Sequence[str]) -> None:
         """Cache the texts of a response's reasoning, which a later response may read."""
@@ -252,15 +251,20 @@ class ServerState:
         text = self._namespace.reasoning_texts.get(item.get("id", ""))
         encrypted = item.get("encrypted_content")
         if text is None and isinstance(encrypted, str):
-            payload = encrypted_content.parse_reasoning_payload(self.cipher.decrypt(encrypted))
+            payload = self._decrypt_payload(encrypted)
             if payload is not None:
                 text = payload.text
         return text or ""
 
     def decrypt_reasoning(self, encrypted: str) -> Any:
         """Return the data that a model attached to its reasoning, or None."""
-        payload = encrypted_content.parse_reasoning_payload(self.cipher.decrypt(encrypted))
+        payload = self._decrypt_payload(encrypted)
         return None if payload is None else payload.model_data
+
+    def _decrypt_payload(self, encrypted: str) -> encrypted_content.ReasoningPayload | None:
+        if not self.cipher.is_available:  # it was stored while the package was installed
+            return None
+        return encrypted_content.parse_reasoning_payload(self.cipher.decrypt(encrypted))
 
     def find_model(self, name: str) -> Model:
         """Return the model for a name.

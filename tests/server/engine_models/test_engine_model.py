@@ -14,13 +14,19 @@ from starlette.responses import Response
 from anthropic_sdk import make_anthropic
 from engines.fake_server import RecordingServer, json_response, serve_handler, sse_response
 from for_each import for_each
+from kedge.errors import describe_extra
 from kedge.middleware import guard, redact, with_middleware
 from kedge.providers import connect
 from kedge.server.engine_models import EngineModel
 from kedge.testing import TestServer, serve
 from normalization import normalize_items
 from server.conftest import ask, rejects, user_message
-from server.engine_models.conftest import connect_engine_model, serve_engine_model
+from server.engine_models.conftest import (
+    connect_engine_model,
+    make_model,
+    open_client,
+    serve_engine_model,
+)
 from server.waiting import TIMEOUT, wait_until
 
 PARAMETERS = {
@@ -29,6 +35,7 @@ PARAMETERS = {
     "required": ["city"],
 }
 WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": PARAMETERS}
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 TWO_CALLS = "call get_weather in Paris and get_weather in Rome"
 IMAGE_URL = "data:image/png;base64,iVBORw0KGgo="
 
@@ -463,6 +470,47 @@ def test_reasoning_is_returned_to_its_model(upstream: TestServer, client: OpenAI
         question = user_message(f"call get_weather in {city}")
         ask(client, [question, *items, *results], store=False, **options)
         assert ("reasoning" in kinds()) is is_sent
+
+
+def test_reasoning_models_are_served_without_the_package_that_encrypts(
+    upstream: TestServer, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it, encrypted reasoning is neither requested nor returned, which one warning says at the start."""
+    options: Any = {"reasoning": {"effort": "low"}, "include": [ENCRYPTED_REASONING]}
+    model = make_model(kind, upstream.base_url)
+    with caplog.at_level("WARNING", "kedge"), serve(model=model, encrypts=False) as front:
+        client = open_client(front)
+        first = ask(client, "My name is Ada.", **options)
+        second = ask(client, "One", first.id, **options)
+        last = ask(client, "What is my name?", second.id, **options)
+        with client.responses.stream(model="any", input="Hi", **options) as stream:
+            streamed = stream.get_final_response()
+        client.close()
+    assert last.output_text == "Your name is Ada."
+    for response in (first, second, last, streamed):
+        reasoning = [item for item in response.output if item.type == "reasoning"]
+        assert not any(item.encrypted_content for item in reasoning)
+    for request in upstream.requests:
+        assert ENCRYPTED_REASONING not in (request.body.get("include") or ())
+    assert [record.message for record in caplog.records if "encrypted" in record.message] == [
+        f"reasoning of models is neither requested nor returned in encrypted form: {describe_extra('encryption')}"
+    ]
+
+
+def test_reasoning_stored_with_the_package_is_ignored_without_it(
+    upstream: TestServer, tmp_path: Path
+) -> None:
+    """A conversation whose reasoning was stored encrypted is continued without this reasoning."""
+    options: Any = {"reasoning": {"effort": "low"}}
+    db = str(tmp_path / "server.db")
+    model = make_model("responses, stateless", upstream.base_url)
+    with serve(model=model, db=db) as front, open_client(front) as client:
+        first = ask(client, "My name is Ada.", **options)
+    assert first.output[0].encrypted_content
+    model = make_model("responses, stateless", upstream.base_url)
+    with serve(model=model, db=db, encrypts=False) as front, open_client(front) as client:
+        assert ask(client, "What is my name?", first.id).output_text == "Your name is Ada."
+    assert [item["type"] for item in last_context(upstream)] == ["message"] * 3
 
 
 def test_context_beyond_the_window_is_rejected(upstream: TestServer) -> None:

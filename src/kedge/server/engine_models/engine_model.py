@@ -179,6 +179,7 @@ class EngineModel:
                 params={**self._params, **self._build_params(prompt)},
                 candidates=candidates,
                 streaming=prompt.stream,
+                keep_reasoning=prompt.keep_reasoning,
                 filters=find_filters(self._engine),
             )
             output = self._stream_output(turn, request, prompt)
@@ -201,7 +202,9 @@ class EngineModel:
             context = self._build_turn(PracticeRequest(items=items), lambda _: None)
             turn = context.append(user(SUMMARY_PROMPT))
             params: dict[str, Any] = {**self._params, "max_output_tokens": MAX_SUMMARY_TOKENS}
-            finished = await self._engine.run(turn, mode="stateless", **params)
+            finished = await self._engine.run(
+                turn, mode="stateless", keep_reasoning=False, **params
+            )
         except KedgeError as error:
             to_api_error(error)  # logs the error
             return ""
