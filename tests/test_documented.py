@@ -26,6 +26,7 @@ from kedge.events.run import ResendReason
 from kedge.evidence import server_evidence
 from kedge.mcp import server as mcp_server
 from kedge.planning.cache_plan import CacheHint, CacheMiss
+from kedge.providers.clients import ConnectSettings
 from kedge.server import app as server_app
 from kedge.server.settings import Settings
 from kedge.tools import ToolOutcome
@@ -71,6 +72,11 @@ def test_every_environment_variable_is_on_a_page() -> None:
     names = {text for text in re.findall(r'"(\w+)"', source) if ENVIRONMENT.fullmatch(text)}
     assert {"OPENAI_API_KEY", "OLLAMA_HOST", "KEDGE_PRICES"} <= names
     assert find_unmentioned(sorted(names | {each.env for each in SETTINGS.values()})) == []
+
+
+def test_every_setting_of_connect_is_documented() -> None:
+    """docs/engines.md describes each setting of ``connect``."""
+    assert find_unmentioned(ConnectSettings.__optional_keys__, PAGES["engines.md"]) == []
 
 
 def test_every_setting_of_the_test_server_is_documented() -> None:

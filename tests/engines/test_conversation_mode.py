@@ -293,8 +293,8 @@ async def test_a_deleted_item_is_found_by_the_token_count(link: Link, *, streami
 
 
 async def test_an_audit_finds_a_deleted_item(server: TestServer) -> None:
-    """With ``verify_every`` all items of the object are compared before the request."""
-    async with open_link(server, mode="conversation", verify_every=1) as link:
+    """With ``audit_every`` all items of the object are compared before the request."""
+    async with open_link(server, mode="conversation", audit_every=1) as link:
         turn = (await link.send("One", "Two", "Three")).append(user("Four"))
         assert (await link.engine.verify(turn)).agrees is True
         delete_item(server, turn, 2)

@@ -109,7 +109,7 @@ async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> N
         assert wrong == 0
         assert sum(map(is_chained, server.bodies)) <= 1
     server.bodies.clear()
-    async with connect_to(server.handle, verify_every=1, clock=FakeClock()) as engine:
+    async with connect_to(server.handle, audit_every=1, clock=FakeClock()) as engine:
         _, wrong = await send_messages(server, engine, 6)
         assert wrong == 0
         assert (sum(map(is_chained, server.bodies)) == 5) == (stores and usage == "none")
@@ -118,7 +118,7 @@ async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> N
 async def test_a_list_is_no_proof_after_counts_of_another_kind_of_request() -> None:
     """A server that lists items without using them is not believed if any response had a count."""
     server = MemoryServer(cap=0)
-    async with connect_to(server.handle, verify_every=1, clock=FakeClock()) as engine:
+    async with connect_to(server.handle, audit_every=1, clock=FakeClock()) as engine:
         turn, _ = await talk(engine, Turn(), ORDINARY.format(1), streaming=False)
         turn, _ = await talk(
             engine, turn, ORDINARY.format(2), tools=[{"type": "function", "name": "f"}]
@@ -143,7 +143,7 @@ async def test_correct_server_is_never_healed(usage: str, text: str) -> None:
 async def test_missing_ancestor_is_a_difference() -> None:
     """A 404 for an ancestor is a difference if the server can list other items."""
     server = MemoryServer()
-    async with connect_to(server.handle, verify_every=1, trust="always") as engine:
+    async with connect_to(server.handle, audit_every=1, trust="always") as engine:
         turn, _ = await send_messages(server, engine, 3)
         first = get_state(turn).anchors[0].response_id
         del server.stored[first]

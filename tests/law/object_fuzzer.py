@@ -3,7 +3,7 @@
 Each round has four engines: two of one process and one of another with the same store, and one of a process without
 it. Branches of a conversation are continued by any of them, one after the other and at once. Streams are left early,
 items are inserted and deleted through the API, and the server forgets. In some rounds the engines audit every request
-(``verify_every=1``); then items of any length are deleted. An answer from another context than its Turn must be
+(``audit_every=1``); then items of any length are deleted. An answer from another context than its Turn must be
 reported, and no tool may run twice for one question.
 """
 
@@ -99,7 +99,7 @@ class ObjectFuzzer:
             max_retries=0,
             timeout=300,
             clock=self._read_clock,
-            verify_every=int(self.is_audited),
+            audit_every=int(self.is_audited),
         )
         assert isinstance(engine, ResponsesEngine)
         return engine

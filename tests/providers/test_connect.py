@@ -398,6 +398,17 @@ def test_unknown_settings_are_named(model: str, monkeypatch: pytest.MonkeyPatch)
         connect(model, **settings)
 
 
+@for_each("name", ["organization", "project"])
+def test_anthropic_has_no_owners(name: str) -> None:
+    """They are not sent to Anthropic, so they must neither be ignored nor change the scope."""
+    owner: Any = {name: "x"}
+    with pytest.raises(UnknownSetting, match=f"no setting '{name}'") as exc_info:
+        connect("anthropic:claude-5", api_key="k", **owner)
+    listed = str(exc_info.value).partition("The settings are: ")[2]
+    assert "organization" not in listed
+    assert "project" not in listed
+
+
 def test_a_model_must_be_text() -> None:
     """Anything but text raises an error that shows a model string; for a coroutine, that await is missing."""
 

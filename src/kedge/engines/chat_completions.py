@@ -78,11 +78,11 @@ def _map_include(names: Any) -> Members:
     return param_rules.reject_unless("include", param_rules.NO_SERVER_STATE, [], ())(names)
 
 
-def build_param_rules(max_tokens: str) -> ParamRules:
-    """Return the conversion of each parameter; ``max_tokens`` is the server's name for the output limit."""
+def build_param_rules(max_tokens_name: str) -> ParamRules:
+    """Return the conversion of each parameter; ``max_tokens_name`` is the server's name for the output limit."""
     return {
         **param_rules.STATELESS_RULES,
-        "max_output_tokens": param_rules.rename(max_tokens),
+        "max_output_tokens": param_rules.rename(max_tokens_name),
         "tool_choice": param_rules.map_by_type("tool_choice", _CHOICES),
         "text": param_rules.map_members(
             "text",
@@ -140,9 +140,9 @@ class ChatCompletionsEngine(StatelessEngine):
 
     Args:
         model: The model, unless a request names another.
-        max_tokens: The server's name for the output limit: nearly all servers use ``max_tokens``, OpenAI's
+        max_tokens_name: The server's name for the output limit: nearly all servers use ``max_tokens``, OpenAI's
             newer models only ``max_completion_tokens``.
-        max_call_id: The maximum length of call ids (40 characters at OpenAI); longer ones are replaced.
+        max_call_id_length: The maximum length of call ids (40 characters at OpenAI); longer ones are replaced.
         replay_reasoning: Whether the reasoning of earlier answers is sent as ``reasoning_content``, as
             DeepSeek, Kimi and others require between calls. A server that rejects a request without it
             receives it from then on.
@@ -164,20 +164,20 @@ class ChatCompletionsEngine(StatelessEngine):
         self,
         model: str,
         *,
-        max_tokens: str = DEFAULT_LIMIT_PARAM,
-        max_call_id: int | None = None,
+        max_tokens_name: str = DEFAULT_LIMIT_PARAM,
+        max_call_id_length: int | None = None,
         replay_reasoning: bool = False,
         cache_control: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(model, **settings)
-        self._param_rules = build_param_rules(max_tokens)
-        self._max_call_id = max_call_id or ""
+        self._param_rules = build_param_rules(max_tokens_name)
+        self._max_call_id_length = max_call_id_length or ""
         self._replay_reasoning = replay_reasoning
         self._cache_control = cache_control
 
     def _build_body(self, plan: RequestPlan, request: Request, params: Params) -> Members:
-        body = self._start_body(render_messages(plan, self.name, self._max_call_id), request)
+        body = self._start_body(render_messages(plan, self.name, self._max_call_id_length), request)
         if params.get("n") not in (None, 1):
             raise UnsupportedParameter("n", "a Turn has one answer; send it several times")
         members = param_rules.map_params(params, self._param_rules)

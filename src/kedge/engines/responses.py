@@ -76,7 +76,7 @@ class ResponsesEngine(RequestEngine):
         model: The model, unless a request names another.
         retention: The number of seconds for which the server stores a response; None for no limit.
         max_depth: The maximum number of responses of a chain that the server uses; None for no limit.
-        verify_every: Audit the stored context before every n-th chained request; 0 for never.
+        audit_every: Audit the stored context before every n-th chained request; 0 for never.
         transport: ``http`` or ``websocket``. Over WebSocket, responses that are not stored can be
             continued while their connection is open.
         connections: The maximum number of WebSocket connections.
@@ -101,7 +101,7 @@ class ResponsesEngine(RequestEngine):
         *,
         retention: float | None = planning.DEFAULT_RETENTION,
         max_depth: int | None = None,
-        verify_every: int = 0,
+        audit_every: int = 0,
         transport: Literal["http", "websocket"] = "http",
         connections: int = 4,
         lanes: int = 16,
@@ -122,9 +122,9 @@ class ResponsesEngine(RequestEngine):
         super().__init__(model, open_transport, **settings)
         self.retention = validate_seconds(retention, "retention")
         self.max_depth = None if max_depth is None else check_positive_int("max_depth", max_depth)
-        self.verify_every = check_count("verify_every", verify_every)
+        self.audit_every = check_count("audit_every", audit_every)
         self.evidence = EvidenceRegistry(
-            trust, self._clock, transport, evidence_store, believes_probes=verify_every > 0
+            trust, self._clock, transport, evidence_store, believes_probes=audit_every > 0
         )
         self._known_server = known_server
         self._chained_count = 0
@@ -280,7 +280,7 @@ class ResponsesEngine(RequestEngine):
         claim = await self._claim_object(session)
         if claim == "taken":
             self._make_plan(session)
-        if self.verify_every and session.plan.anchor:
+        if self.audit_every and session.plan.anchor:
             await self._audit_regularly(session, session.plan.anchor)
 
         # The answer of a server that has not shown that it remembers, or in an object that others may continue,
@@ -305,7 +305,7 @@ class ResponsesEngine(RequestEngine):
     async def _audit_regularly(self, session: Session, anchor: AnchorRecord) -> None:
         """Audit the anchor before every n-th chained request; raise if the server stores something else."""
         self._chained_count += 1
-        if self._chained_count % self.verify_every:
+        if self._chained_count % self.audit_every:
             return
         audit = await self._audit(session, anchor)
         if audit.agrees is False:

@@ -1,4 +1,8 @@
-"""The settings of ``connect``, the clients of engines, with their API keys, and the scope of their responses."""
+"""The settings of ``connect``: their names, the client that they describe, and the scope of its responses.
+
+A scope names the server and the account, so a response id is never sent to a server or an account that did not
+create it.
+"""
 
 import hashlib
 import re
@@ -23,7 +27,7 @@ from kedge.engines.prompt_cache import CacheLifetime
 from kedge.engines.response_bytes import resolve_limit
 from kedge.errors import CannotConnect, InvalidSetting, UnknownSetting
 from kedge.evidence.server_evidence import EvidenceStore, Trust
-from kedge.planning import Mode
+from kedge.planning import CacheRules, Mode
 
 if TYPE_CHECKING:
     from kedge.engines.http_client import HttpClient
@@ -34,7 +38,7 @@ PRACTICE_SCOPE = "practice"
 
 
 class ClientSettings(TypedDict, total=False):
-    """Settings of the HTTP client."""
+    """Settings of the HTTP client. Servers of Anthropic's API have neither organizations nor projects."""
 
     timeout: Any
     max_retries: int
@@ -45,14 +49,14 @@ class ClientSettings(TypedDict, total=False):
 
 
 class ConnectSettings(ClientSettings, total=False):
-    """The keyword arguments of ``connect``. Some are only for one API; ``docs/engines.md`` describes them."""
+    """The keyword arguments of ``connect``; ``docs/engines.md`` describes them, and the APIs that have them."""
 
     api_key: str | None
     base_url: str | None
     mode: Mode
     retention: float | None
     max_depth: int | None
-    verify_every: int
+    audit_every: int
     params: Mapping[str, Any] | None
     clock: Callable[[], float]
     transport: Literal["http", "websocket"]
@@ -61,9 +65,10 @@ class ConnectSettings(ClientSettings, total=False):
     trust: Trust
     evidence_store: EvidenceStore | None
     prompt_cache: bool
+    cache_rules: CacheRules | None
     scope: str
-    max_tokens: str
-    max_call_id: int | None
+    max_tokens_name: str
+    max_call_id_length: int | None
     replay_reasoning: bool
     cache_control: bool
     sampling: bool
@@ -94,8 +99,8 @@ def make_scope(provider: str, base_url: str, *credentials: str | None) -> str:
     if parts.port:
         address += f":{parts.port}"
     address += parts.path.rstrip("/")
-    names = [provider, address, hash_account(*credentials)]
-    return "/".join(name for name in names if name).replace(" ", "%20")
+    segments = [provider, address, hash_account(*credentials)]
+    return "/".join(segment for segment in segments if segment).replace(" ", "%20")
 
 
 def hash_account(*credentials: str | None) -> str:
@@ -108,6 +113,7 @@ def hash_account(*credentials: str | None) -> str:
 
 
 _OWNER_VARIABLES = {"organization": "OPENAI_ORG_ID", "project": "OPENAI_PROJECT_ID"}
+"""Settings that name the owner of a key, which only OpenAI's APIs have, and their environment variables."""
 _ACCOUNT_HEADERS = frozenset(
     {*CREDENTIAL_HEADERS, *GATEWAY_HEADERS, "openai-organization", "openai-project"}
 )
@@ -121,7 +127,7 @@ _HEADER_VARIABLES = {"openai": "OPENAI_CUSTOM_HEADERS", "anthropic": "ANTHROPIC_
 def prepare_client(
     provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
 ) -> "tuple[Callable[[], AnyClient], str]":
-    """Return a factory for the client of a server and its scope, and remove the client's settings from ``settings``."""
+    """Return a function that makes the client, and the scope; the client's settings are removed from ``settings``."""
     base_url, client_settings = _split_settings(base_url, settings)
     key = _check_key(provider, api_key)
     owners = _resolve_owners(provider, client_settings)
@@ -130,33 +136,33 @@ def prepare_client(
 
     scope = settings.pop("scope", None)
     if not scope:
-        further_headers = sorted(_merge_headers(env_headers, default_headers).items())
-        accounts = [value for name, value in further_headers if name in _ACCOUNT_HEADERS]
-        scope = make_scope(provider, base_url, key, *owners.values(), *accounts)
+        further_headers = _merge_headers(env_headers, default_headers)
+        account_values = [
+            further_headers[name] for name in sorted(further_headers) if name in _ACCOUNT_HEADERS
+        ]
+        scope = make_scope(provider, base_url, key, *owners.values(), *account_values)
 
-    login_headers = {
-        "Authorization": f"Bearer {key or PLACEHOLDER_KEY}",
-        "OpenAI-Organization": owners["organization"],
-        "OpenAI-Project": owners["project"],
-    }
+    login_headers: dict[str, str | None] = {}
     if provider == "anthropic":
-        login_headers = {
-            "X-Api-Key": key or PLACEHOLDER_KEY,
-            "Anthropic-Version": ANTHROPIC_VERSION,
-        }
+        login_headers["X-Api-Key"] = key or PLACEHOLDER_KEY
+        login_headers["Anthropic-Version"] = ANTHROPIC_VERSION
+    else:
+        login_headers["Authorization"] = f"Bearer {key or PLACEHOLDER_KEY}"
+        login_headers["OpenAI-Organization"] = owners["organization"]
+        login_headers["OpenAI-Project"] = owners["project"]
     headers = _merge_headers(login_headers, env_headers, default_headers)
-    errors = ErrorBuilder(provider, base_url, key, find_secrets(headers))
-    return lambda: _make_client(errors, headers, client_settings), scope
+    error_builder = ErrorBuilder(provider, base_url, key, find_secrets(headers))
+    return lambda: _make_client(error_builder, headers, client_settings), scope
 
 
 def _make_client(
-    errors: ErrorBuilder, headers: Mapping[str, str], settings: Mapping[str, Any]
+    error_builder: ErrorBuilder, headers: Mapping[str, str], settings: Mapping[str, Any]
 ) -> "HttpClient":
     # To import aiohttp takes time, which a program that sends no request should not need.
     from kedge.engines import http_client
 
     return http_client.HttpClient(
-        errors,
+        error_builder,
         _merge_headers({"User-Agent": f"kedge/{kedge.__version__}"}, headers),
         timeouts=http_client.Timeouts.of(settings.get("timeout", http_client.DEFAULT_TIMEOUTS)),
         max_retries=settings.get("max_retries", http_client.DEFAULT_MAX_RETRIES),
@@ -210,13 +216,17 @@ def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[
 def _check_settings(settings: Mapping[str, Any]) -> None:
     resolve_limit(settings.get("max_response_bytes"))
     timeout = settings.get("timeout")
-    for name in ("connect", "read"):
-        validate_seconds(getattr(timeout, name, timeout), "timeout")
+    for phase in ("connect", "read"):  # a number is the limit of both
+        validate_seconds(getattr(timeout, phase, timeout), "timeout")
     check_count("max_retries", settings.get("max_retries", 0))
 
 
 def _check_key(provider: str, api_key: str | None) -> str:
-    """Return the key without surrounding blanks, such as the line end of the file it was read from."""
+    """Return the key without surrounding blanks, such as the line end of a file that it was read from.
+
+    Raises:
+        CannotConnect: The key has a character that a header cannot contain.
+    """
     key = (api_key or "").strip()
     if not (key.isascii() and key.isprintable()):
         raise CannotConnect(
@@ -226,13 +236,14 @@ def _check_key(provider: str, api_key: str | None) -> str:
 
 
 def _resolve_owners(provider: str, client_settings: dict[str, Any]) -> dict[str, str | None]:
-    """Return the organization and project: those of the settings, or for OpenAI those of the environment."""
-    return {
-        name: client_settings.get(name)
-        or (provider == "openai" and read_variable(variable))
-        or None
-        for name, variable in _OWNER_VARIABLES.items()
-    }
+    """Return the organization and project of the settings, or for OpenAI of the environment; else None."""
+    owners: dict[str, str | None] = {}
+    for name, variable in _OWNER_VARIABLES.items():
+        owner = client_settings.get(name)
+        if not owner and provider == "openai":
+            owner = read_variable(variable)
+        owners[name] = owner or None
+    return owners
 
 
 def make_engine(
@@ -261,34 +272,44 @@ def check_names(
     kind: type[Engine],
     model: str,
     settings: Mapping[str, Any],
-    own: frozenset[str] = PROVIDER_SETTINGS,
+    provider_settings: frozenset[str] = PROVIDER_SETTINGS,
 ) -> None:
-    """Check that a provider, its engine or the client of it has settings with these names.
+    """Check that a provider, its engine or its client has settings with these names.
 
     Args:
         kind: The class of the engine.
         model: The model, for the error.
         settings: The settings of a caller of ``connect``.
-        own: Those of ``PROVIDER_SETTINGS`` that the provider accepts.
+        provider_settings: Those of ``PROVIDER_SETTINGS`` that the provider accepts.
 
     Raises:
         UnknownSetting: One of them is unknown.
     """
-    of_engine = (_list_settings(kind) | ClientSettings.__optional_keys__) - _DETERMINED_SETTINGS
-    accepted = of_engine | own
+    engine_settings = _list_engine_settings(kind) - _DETERMINED_SETTINGS
+    accepted = engine_settings | _list_client_settings(kind) | provider_settings
     for name in settings.keys() - accepted:
         documented = ConnectSettings.__optional_keys__ & accepted
         raise UnknownSetting(name, documented, f"the engine of {model!r}")
 
 
+def _list_client_settings(kind: type[Engine]) -> frozenset[str]:
+    if getattr(kind, "sdk", "openai") == "anthropic":
+        return ClientSettings.__optional_keys__ - _OWNER_VARIABLES.keys()
+    return ClientSettings.__optional_keys__
+
+
 @cache
-def _list_settings(kind: type[Engine]) -> frozenset[str]:
-    """Return the names of the settings of an engine and of the classes that it passes them to."""
+def _list_engine_settings(kind: type[Engine]) -> frozenset[str]:
+    """Return the names of the settings of an engine's class, its base classes and ``EngineSettings``."""
     from kedge.engines.request_engine import EngineSettings
 
     names = set(EngineSettings.__annotations__)
     for base in kind.__mro__:
         if "__init__" in vars(base):
             parameters = signature(base.__init__).parameters.values()
-            names |= {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+            names |= {
+                parameter.name
+                for parameter in parameters
+                if parameter.kind is parameter.KEYWORD_ONLY
+            }
     return frozenset(names)

@@ -155,7 +155,11 @@ def connect_chat(rest: str, /, **settings: Any) -> Engine:
 def find_chat_settings(host: str, model: str) -> dict[str, Any]:
     """Return the settings of a ``ChatCompletionsEngine`` for the provider at a host."""
     if host.endswith(_OPENAI_HOSTS):
-        return {"max_tokens": "max_completion_tokens", "max_call_id": 40, "prompt_cache": True}
+        return {
+            "max_tokens_name": "max_completion_tokens",
+            "max_call_id_length": 40,
+            "prompt_cache": True,
+        }
     if host.endswith(_OPENROUTER_HOST) and model.startswith(_CACHE_CONTROL_MODELS):
         return {"prompt_cache": True, "cache_control": True}
     return {}

@@ -41,9 +41,11 @@ def messages_from_blocks(blocks: Iterable[turns.Block]) -> list[Message]:
     return render_messages(plan.without_reasoning(), "chat")
 
 
-def render_messages(plan: RequestPlan, provider: str, max_call_id: int | str = "") -> list[Message]:
+def render_messages(
+    plan: RequestPlan, provider: str, max_call_id_length: int | str = ""
+) -> list[Message]:
     """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
-    renderer = _ChatRenderer(provider, f".{{1,{max_call_id}}}")
+    renderer = _ChatRenderer(provider, f".{{1,{max_call_id_length}}}")
     renderer.own = plan.own_responses()
     messages = renderer.render(plan)
     if plan.instructions is not None:
