@@ -23,3 +23,10 @@ def test_pauses_are_spread_below_their_length() -> None:
     pauses = list(islice(policy.pauses(), 100))
     assert all(3.0 <= pause <= 4.0 for pause in pauses)
     assert len(set(pauses)) > 1
+
+
+def test_pauses_end_after_a_time() -> None:
+    """The last pause is shorter; without time there is none."""
+    policy = WaitPolicy("a question", first=1.0, longest=60.0)
+    assert list(policy.pauses_within(60)) == [1, 2, 4, 8, 16, 29]
+    assert list(policy.pauses_within(0)) == []

@@ -14,10 +14,11 @@ from conversation.conftest import BuildConversation, Connect
 from engines.fake_server import serve_handler
 from engines.runs import read_until
 from engines.test_background import FakeBackground
+from fake_time import FakeTime
 from kedge import Conversation, connect
 from kedge.analytics import analyze
 from kedge.engines import Reply
-from kedge.errors import EngineError, ServerFailed
+from kedge.errors import EngineError, RequestRefused, ServerFailed
 from kedge.events.run import RequestPlanned
 from kedge.observe import reset, snapshot
 from kedge.observe.logs import get_fields
@@ -204,6 +205,38 @@ async def test_a_failed_response_is_told_from_a_failed_poll(store: Store, failed
     statuses = ["failed", "completed"] if failed else ["completed"]
     assert [row.status for row in await store.responses()] == statuses
     assert server.posts == len(statuses)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_response_that_is_not_found_stays_unknown(store: Store, streaming: bool) -> None:
+    """Its row says so and why, its question is pending, and a later call gets its answer without another request."""
+    server = FakeBackground("completed", 404)
+    time = FakeTime()
+    with serve_handler(server.handle) as url:
+        async with connect(
+            f"responses:{url}#m", max_retries=0, clock=time.clock, sleep=time.sleep
+        ) as engine:
+            conversation = await Conversation.create(engine, store=store)
+            await wait_later(conversation)
+            for _ in range(2):
+                again = await Conversation.open(engine, store=store, id=conversation.id)
+                with pytest.raises(RequestRefused, match="not known"):
+                    await again.resume(streaming=streaming)
+            (row,) = await store.responses()
+            assert (row.status, row.error_code) == ("unknown", "404")
+            assert "not known whether" in row.error
+            assert await store.verify() == []
+            opened = await Conversation.open(engine, store=store, id=conversation.id)
+            assert (await analyze(store)).requests.failed == 0
+            assert await read_graph(conversation) == [(row.node, QUESTION, {"pending"})]
+            assert len(await opened.pending()) == 1
+            server.code = 200
+            reply = await opened.resume(streaming=streaming)
+    (row,) = await store.responses()
+    assert (row.status, row.error, row.error_code) == ("completed", "", "")
+    assert reply.text == "Done."
+    assert server.posts == 1
+    assert await store.verify() == []
 
 
 async def read_graph(conversation: Conversation) -> list[tuple[int, str, object]]:

@@ -7,8 +7,9 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.fake_server import connect_to, json_response, sse_response
+from engines.fake_server import connect_to, json_response, message_item, sse_response
 from engines.runs import Link, last_text, request_bodies
+from fake_time import FakeTime
 from kedge import Chat
 from kedge.compaction import CompactionRequest, CompactionResult, Compactor
 from kedge.compaction.base import unchanged_result
@@ -173,9 +174,16 @@ async def test_a_finished_response_cannot_be_cancelled_and_is_returned() -> None
 class FakeBackground:
     """A server whose response ends as a test defines."""
 
-    def __init__(self, status: str, code: int = 200) -> None:
-        self.status, self.code = status, code
+    def __init__(
+        self, status: str, code: int = 200, *, message: str = "Not found.", missing: int = 0
+    ) -> None:
+        self.status = status
+        self.code = code
+        self.message = message
+        self.missing = missing
+        """How many requests for the response are answered 404 before the others."""
         self.posts = 0
+        self.fetches = 0
 
     async def handle(self, request: Request) -> Response:
         """Return a queued response, and then the final one."""
@@ -185,9 +193,29 @@ class FakeBackground:
         response: dict[str, Any] = {"id": "resp_1", "background": True, "output": []}
         if is_new:
             return json_response({**response, "status": "queued"})
+        self.fetches += 1
+        if self.fetches <= self.missing:
+            return json_response({"error": {"message": self.message}}, 404)
         if self.code != 200:
-            return json_response({"error": {"message": "Not found."}}, self.code)
+            return json_response({"error": {"message": self.message}}, self.code)
         return json_response({**response, "status": self.status, "output": [message]})
+
+
+NAMED = "Response with id 'resp_1' not found."
+LONGER_NAME = "Response with id 'resp_12' not found."
+PATH = "Cannot GET /v1/responses/resp_1"
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    """Return a time that passes only while something waits."""
+    return FakeTime()
+
+
+@pytest.fixture
+def background_server() -> FakeBackground:
+    """Return a server whose response in the background is complete when it is fetched."""
+    return FakeBackground("completed")
 
 
 @pytest.mark.parametrize(
@@ -203,21 +231,34 @@ async def test_an_answer_to_a_stored_prompt_is_no_anchor_also_if_it_is_fetched(
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "kind", "match", "is_running"),
+    ("status", "code", "message", "kind", "match", "is_running"),
     [
-        ("failed", 200, ServerFailed, None, False),
-        ("completed", 404, RequestRefused, r"no longer has resp_1.*send the Turn", False),
-        ("completed", 503, ServerFailed, None, True),
+        ("failed", 200, "", ServerFailed, None, False),
+        ("completed", 404, NAMED, RequestRefused, r"no longer has resp_1.*send the Turn", False),
+        ("completed", 410, NAMED, RequestRefused, r"no longer has resp_1.*send the Turn", False),
+        ("completed", 404, "Not found.", RequestRefused, r"not known.*resp_1.*cancel", True),
+        ("completed", 404, LONGER_NAME, RequestRefused, r"not known.*resp_1.*cancel", True),
+        ("completed", 404, PATH, RequestRefused, r"not known.*resp_1.*cancel", True),
+        ("completed", 503, "Busy.", ServerFailed, None, True),
     ],
 )
+@pytest.mark.parametrize("streaming", [False, True])
 async def test_a_failed_poll_requests_no_other_answer(
-    status: str, code: int, kind: type[EngineError], match: str | None, is_running: bool
+    status: str,
+    code: int,
+    message: str,
+    kind: type[EngineError],
+    match: str | None,
+    is_running: bool,
+    streaming: bool,
 ) -> None:
-    """The Turn of the error can be sent again, or waits on if the answer could only not be fetched."""
-    server = FakeBackground(status, code)
-    async with connect_to(server.handle) as engine:
+    """The Turn of the error can be sent again only if the response failed, or the server names it as missing."""
+    server = FakeBackground(status, code, message=message)
+    time = FakeTime()
+    async with connect_to(server.handle, clock=time.clock, sleep=time.sleep) as engine:
+        queued = await engine.run(TURN, background=True)
         with pytest.raises(kind, match=match) as caught:
-            await engine.poll(await engine.run(TURN, background=True))
+            await engine.poll(queued, streaming=streaming)
         turn = caught.value.turn
         assert turn is not None
         assert (find_running(turn) is not None) is is_running
@@ -225,6 +266,122 @@ async def test_a_failed_poll_requests_no_other_answer(
             server.code = 200
             assert (await engine.poll(turn)).blocks[-1] == assistant("Done.")
     assert server.posts == 1
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("message", ["Not found.", NAMED])
+async def test_a_young_response_that_is_not_found_is_fetched_again(
+    message: str, streaming: bool
+) -> None:
+    """For a minute another replica, or a gateway, may not have it yet: the pauses become longer."""
+    server = FakeBackground("completed", message=message, missing=4)
+    time = FakeTime()
+    async with connect_to(server.handle, clock=time.clock, sleep=time.sleep) as engine:
+        queued = await engine.run(TURN, background=True)
+        turn = await engine.poll(loads(dumps(queued)), streaming=streaming)
+    assert turn.blocks[-1] == assistant("Done.")
+    assert time.pauses == [1, 2, 4, 8]
+    assert server.posts == 1
+
+
+async def test_a_response_is_young_for_a_minute(
+    background_server: FakeBackground, time: FakeTime
+) -> None:
+    """The pauses end with the minute; for an older response there are none."""
+    background_server.code = 404
+    handle = background_server.handle
+    async with connect_to(handle, clock=time.clock, sleep=time.sleep) as engine:
+        turn = await engine.run(TURN, background=True)
+        for pauses in ([1, 2, 4, 8, 16, 29], []):
+            time.pauses.clear()
+            with pytest.raises(RequestRefused) as caught:
+                await engine.poll(turn)
+            assert time.pauses == pauses
+            assert caught.value.turn is not None
+            turn = caught.value.turn
+            running = find_running(turn)
+            assert running is not None
+            assert running.status == "unknown"
+
+
+async def test_an_unknown_response_can_be_given_up(
+    background_server: FakeBackground, time: FakeTime
+) -> None:
+    """After ``cancel`` the Turn is sent again, also if the server answers that there is nothing to cancel."""
+    background_server.code = 404
+    handle = background_server.handle
+    async with connect_to(handle, clock=time.clock, sleep=time.sleep) as engine:
+        with pytest.raises(RequestRefused) as caught:
+            await engine.poll(await engine.run(TURN, background=True))
+        assert caught.value.turn is not None
+        turn = await engine.cancel(loads(dumps(caught.value.turn)))
+        assert find_running(turn) is None
+        await engine.run(turn, background=True)
+    assert background_server.posts == 2
+
+
+async def test_an_unknown_response_is_fetched_when_the_server_has_it_again(
+    background_server: FakeBackground, time: FakeTime
+) -> None:
+    """A Turn of which the response was unknown gets its answer, which is an anchor."""
+    background_server.code = 404
+    handle = background_server.handle
+    settings = {"clock": time.clock, "sleep": time.sleep, "trust": "always"}
+    async with connect_to(handle, **settings) as engine:
+        with pytest.raises(RequestRefused) as caught:
+            await engine.poll(await engine.run(TURN, background=True))
+        assert caught.value.turn is not None
+        background_server.code = 200
+        turn = await engine.poll(caught.value.turn)
+        assert engine.plan(turn.append(user("And now?"))).anchor_id == "resp_1"
+    assert background_server.posts == 1
+
+
+async def test_a_chat_waits_for_an_unknown_response(
+    background_server: FakeBackground, time: FakeTime
+) -> None:
+    """The state of a chat names the response also after a poll that did not find it."""
+    background_server.code = 404
+    handle = background_server.handle
+    async with connect_to(handle, clock=time.clock, sleep=time.sleep) as engine:
+        chat = Chat(engine)
+        queued = await chat.chat_with_state(None, "Say: Done.", background=True)
+        with pytest.raises(RequestRefused, match="not known"):
+            await chat.chat_with_state(queued.state)
+        background_server.code = 200
+        answer = await chat.chat_with_state(queued.state)
+    assert answer.text == "Done."
+    assert background_server.posts == 1
+
+
+async def test_a_background_stream_is_continued_on_a_server_that_has_it_later(
+    time: FakeTime,
+) -> None:
+    """A stream whose connection ends early is continued although another replica does not know it yet."""
+    started = {"id": "resp_1", "status": "in_progress", "background": True, "output": []}
+    finished = {**started, "status": "completed", "output": [message_item("Done.")]}
+    continuations = 0
+
+    async def answer(request: Request) -> Response:
+        nonlocal continuations
+        await request.body()
+        if request.method == "POST":
+            return sse_response(
+                {"type": "response.created", "sequence_number": 0, "response": started}
+            )
+        continuations += 1
+        if continuations == 1:
+            return json_response({"error": {"message": NAMED}}, 404)
+        return sse_response(
+            {"type": "response.completed", "sequence_number": 1, "response": finished}
+        )
+
+    async with (
+        connect_to(answer, clock=time.clock, sleep=time.sleep) as engine,
+        engine.stream(TURN, background=True) as stream,
+    ):
+        assert last_text(await stream.finish()) == "Done."
+    assert 1 in time.pauses
 
 
 async def test_typed_output_waits_for_the_background(engine: ResponsesEngine) -> None:

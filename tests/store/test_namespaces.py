@@ -16,6 +16,7 @@ from kedge.store import (
     Incident,
     Node,
     ProxiedRequest,
+    RequestRecord,
     Store,
     StoredExchange,
     Telemetry,
@@ -93,7 +94,7 @@ OTHER_METHODS = {
     "insert",
     "conversation", "create", "create_titled", "create_all", "import_", "add_proxied", "get_proxied", "sum_proxied",
     "export_proxied",
-    "save_evidence", "claim_object", "release_object", "delete_object", "mark_lost",
+    "save_evidence", "claim_object", "release_object", "delete_object", "mark_lost", "mark_unknown",
     "use_namespace", "namespaces", "verify",
     # Without content of conversations.
     "aclose", "database_time", "get_queue", "read", "write",
@@ -183,6 +184,18 @@ async def test_other_namespaces_mark_nothing_as_lost(other: Store, alice: Owner)
     (record,) = await alice.store.candidates(SCOPE, [alice.digest])
     assert await other.mark_lost(record, "gone") is False
     assert await alice.store.mark_lost(record, "gone") is True
+
+
+async def test_only_its_user_marks_a_response_as_unknown(other: Store, alice: Owner) -> None:
+    """A response in the background that another user names is not changed."""
+    conversation = await alice.store.create()
+    root = await alice.store.node(conversation, conversation.head)
+    record = RequestRecord(provider="p", scope=SCOPE, status="running", error="Not found.")
+    node = await alice.store.append(conversation, root, (), kind="results", response=record)
+    assert await other.mark_unknown(node.id, record) is False
+    assert await alice.store.mark_unknown(node.id, record) is True
+    rows = await alice.store.responses(conversation)
+    assert [row.status for row in rows] == ["unknown"]
 
 
 async def test_titles_are_unique_in_a_namespace(other: Store, alice: Owner) -> None:

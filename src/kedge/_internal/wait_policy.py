@@ -40,3 +40,12 @@ class WaitPolicy:
     def pauses(self) -> Iterator[float]:
         """Yield the seconds before each repetition, without an end."""
         return map(self.pause, count())
+
+    def pauses_within(self, seconds: float) -> Iterator[float]:
+        """Yield the seconds before each repetition until they add up to ``seconds``, at which the last one ends."""
+        remaining = seconds
+        pauses = self.pauses()
+        while remaining > 0:
+            pause = min(next(pauses), remaining)
+            remaining -= pause
+            yield pause

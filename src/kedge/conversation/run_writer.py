@@ -338,6 +338,9 @@ class RunWriter:
         record = self.log.pop_finished()
         if record is None or record.status == "running":  # then it is stored already
             return
+        if record.status == "unknown":
+            await self._persist(partial(self.store.mark_unknown, self._running_node, record))
+            return
         turn = error.turn or self.checkpoint.turn
         complete = snapshot_block_ids(turn)
         texts = [

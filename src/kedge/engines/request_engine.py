@@ -13,12 +13,13 @@ and how to heal.
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Required, TypedDict, Unpack
 
+import anyio
 from msgspec.structs import replace
 
 from kedge import errors, planning
@@ -255,6 +256,7 @@ class EngineSettings(TypedDict, total=False):
         mode: The default mode.
         params: Members of every request body; those of a request override them.
         clock: Returns the time.
+        sleep: Waits for a number of seconds, between requests for a response in the background.
         prompt_cache: Whether the provider's prompt cache is used, and plans predict the cached tokens.
         cache_rules: How the provider caches prompts: the minimum length, the granularity and the lifetime.
     """
@@ -265,6 +267,7 @@ class EngineSettings(TypedDict, total=False):
     mode: Mode
     params: Mapping[str, Any] | None
     clock: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]]
     prompt_cache: bool
     cache_rules: CacheRules | None
 
@@ -307,6 +310,7 @@ class RequestEngine(Engine):
         self.cache_rules = settings.get("cache_rules") or CacheRules()
         self._prompts = PromptMonitor()
         self._clock = settings.get("clock", time.time)
+        self._sleep = settings.get("sleep", anyio.sleep)
         self._last_streaming = False
 
     async def aclose(self) -> None:

@@ -26,7 +26,7 @@ from kedge.events.request_record import RequestRecord
 from kedge.observe import bind_fields, count, get_logger
 from kedge.observe.metrics import Value, measure_all
 from kedge.planning import RejectedAnchor, RequestPlan, find_running, get_state, prefix_digest
-from kedge.planning.anchors import is_unusable_status
+from kedge.planning.anchors import WAITING_STATUSES, is_unusable_status
 from kedge.planning.cache_plan import CACHE_HINTS, CacheHint, CachePlan, PromptHead
 from kedge.planning.explain import describe_rejection
 from kedge.planning.plan import is_fallback_reason
@@ -163,8 +163,11 @@ class RequestLog:
     def record_error(self, error: EngineError) -> None:
         """Complete the record of a request that failed."""
         status = _classify_error(type(error))
-        if self._in_background and error.turn and find_running(error.turn):
-            status = "running"
+        waiting = None
+        if self._in_background and error.turn:
+            waiting = find_running(error.turn)
+        if waiting is not None:
+            status = "unknown" if waiting.status == "unknown" else "running"
         self._fail(_Failure(status, str(error), error.reported_code), error)
 
     def stop(self) -> None:
@@ -286,7 +289,7 @@ class RequestLog:
         return self.plans[-1].anchor.depth
 
     def _write(self, record: RequestRecord) -> None:
-        if record.status != "running":
+        if record.status not in WAITING_STATUSES:
             count_end(record)
             if log.isEnabledFor(logging.INFO):
                 with bind_fields(**self.ids):

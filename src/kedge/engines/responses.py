@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from kedge import planning
 from kedge._internal.arguments import check_count, check_positive_int, validate_seconds
-from kedge._internal.urls import quote_segment
 from kedge.engines import heal_rules
 from kedge.engines import responses_endpoints as endpoints
 from kedge.engines.base import Engine, require_running, unwrap
@@ -199,11 +198,27 @@ class ResponsesEngine(RequestEngine):
     async def cancel(self, turn: Turn) -> Turn:
         """Stop the response that the server generates in the background; see ``Engine.cancel``."""
         running = require_running(turn, self.scope)
-        path = f"/responses/{quote_segment(running.response_id)}/cancel"
-        response = await self.transport.request_json("post", path, json={})
+        try:
+            response = await self._locate(running.response_id, running.created_at).cancel()
+        except RequestRefused as error:
+            is_missing = error.status in endpoints.MISSING_STATUSES
+            if not is_missing and running.status != "unknown":
+                raise
+            log.warning(
+                "a response in the background is given up; the server did not stop it: %s",
+                error,
+                response_id=running.response_id,
+            )
+            return _end_running(turn, running, "cancelled")
         if response.get("status") == "completed":  # before it could be stopped
             return await self.run(turn)
         return _end_running(turn, running, "cancelled")
+
+    def _locate(self, response_id: str, created_at: float) -> endpoints.BackgroundResponse:
+        """Return a response in the background that was requested at a time."""
+        return endpoints.BackgroundResponse(
+            self.transport, response_id, created_at, clock=self._clock, sleep=self._sleep
+        )
 
     async def _start(self, turn: Turn, request: Request) -> Session:
         session = self._open(turn, request)
@@ -358,11 +373,11 @@ class ResponsesEngine(RequestEngine):
         decoder = cast("ResponsesDecoder", decoder)
         in_background = session.body.get("background") is True
         if session.running is not None:
-            response_id = session.running.response_id
+            response = self._locate(session.running.response_id, session.running.created_at)
             if session.request.streaming and not in_background:
-                return await endpoints.stream_response(self.transport, response_id, decoder)
-            wait = not in_background
-            return await endpoints.fetch_response(self.transport, response_id, wait=wait)
+                return await response.stream(decoder)
+            return await response.fetch(wait=not in_background)
+        created_at = self._clock()
         send = partial(super().post, session, decoder)
         try:
             if session.object_id:
@@ -374,18 +389,15 @@ class ResponsesEngine(RequestEngine):
                 await self.objects.release(session.owned, session.plan.anchor.response_id)
             raise
         if in_background:
-            return endpoints.continue_stream(self.transport, reply, decoder)
+            locate = partial(self._locate, created_at=created_at)
+            return endpoints.continue_stream(reply, decoder, locate)
         return reply
 
     def translate_error(self, session: Session, error: EngineError) -> Exception:
         """Return the error, or one that can be healed; see ``HEAL_RULES``."""
         if session.running is not None:
-            if error.status in (404, 410):
-                error.message = (
-                    f"the server no longer has {session.running.response_id}, which it generated in the "
-                    "background; send the Turn of this error to request another answer"
-                )
-                error.turn = _end_running(session.turn, session.running, "lost")
+            if error.status in endpoints.MISSING_STATUSES:
+                _explain_missing(error, session.turn, session.running)
             return error
         is_refused = isinstance(error, RequestRefused)
         if is_refused:
@@ -685,6 +697,24 @@ def _is_stored(body: Mapping[str, Any], outcome: Outcome) -> bool:
     """Return whether a response can be continued: it was stored, and its context is known."""
     was_stored = body.get("store", True) is not False and outcome.stored is not False
     return was_stored and not has_hidden_context(body)
+
+
+def _explain_missing(error: EngineError, turn: Turn, running: AnchorRecord) -> None:
+    """Set the message and the Turn of an error that says that a response in the background is not found."""
+    name = running.response_id
+    if endpoints.names_response(error, name):
+        error.message = (
+            f"the server no longer has {name}, which it generated in the "
+            "background; send the Turn of this error to request another answer"
+        )
+        error.turn = _end_running(turn, running, "lost")
+        return
+    error.message = (
+        f"it is not known whether the server still has {name}, which it generates in the background: "
+        "the error does not name it; poll again, or give it up with cancel"
+    )
+    unknown = replace(running, status="unknown")
+    error.turn = set_state(turn, get_state(turn).with_anchor(unknown))
 
 
 def _end_running(turn: Turn, running: AnchorRecord, status: planning.Status) -> Turn:

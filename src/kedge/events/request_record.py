@@ -19,10 +19,10 @@ from kedge.planning.plan import send_label
 from kedge.turns import Turn
 
 ResponseStatus = Literal[
-    "completed", "incomplete", "running", "failed", "refused", "cut", "cancelled", "lost"
+    "completed", "incomplete", "running", "unknown", "failed", "refused", "cut", "cancelled", "lost"
 ]
-"""The outcome of a request; ``running`` means that the answer was still generated in the background, ``cancelled``
-that the user stopped it."""
+"""The outcome of a request; ``running`` means that the answer was still generated in the background, ``unknown`` that
+it was not found there since, ``cancelled`` that the user stopped it."""
 
 
 ANCHOR_MEMBERS = (
@@ -181,7 +181,9 @@ def keep_request(turn: Turn, record: RequestRecord) -> Turn:
     running = find_running(turn)
     if running is None:
         return turn
-    pending = replace(record, status="running", node=0, parent=0, conversation="")
+    pending = replace(
+        record, status="running", error="", error_code="", node=0, parent=0, conversation=""
+    )
     anchor = replace(running, request=msgspec.json.encode(pending).decode())
     return set_state(turn, get_state(turn).with_anchor(anchor))
 

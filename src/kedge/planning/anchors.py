@@ -38,10 +38,13 @@ UnusableStatus = Literal["no_id", "reused_id", "empty", "ambiguous"]
 """Why a complete response can never be continued, although the server may have it."""
 UNUSABLE_STATUSES: tuple[UnusableStatus, ...] = get_args(UnusableStatus)
 Status = Literal[
-    "completed", "incomplete", "running", "failed", "cancelled", "lost", UnusableStatus
+    "completed", "incomplete", "running", "unknown", "failed", "cancelled", "lost", UnusableStatus
 ]
-"""The status of an anchor's response; ``running`` means that the server generates it in the background, ``lost``
-that the server no longer has it. The record of an unusable response is only a reason."""
+"""The status of an anchor's response; ``running`` means that the server generates it in the background, ``unknown``
+that a server or gateway did not find it since and did not say that it is gone, ``lost`` that the server no longer
+has it. The record of an unusable response is only a reason."""
+WAITING_STATUSES: tuple[Literal["running"], Literal["unknown"]] = ("running", "unknown")
+"""The statuses of a response in the background that has not ended, as far as is known."""
 Reason = Literal[
     "scope",
     "incomplete",
@@ -671,10 +674,11 @@ def find_running(turn: Turn, scope: str | None = None) -> AnchorRecord | None:
         The record, or None if there is no such response, or if the Turn was changed since.
     """
     anchors = get_state(turn).anchors
-    if "running" not in map(_get_status, anchors):  # as usual, and much faster than the loop
+    statuses = set(map(_get_status, anchors))
+    if statuses.isdisjoint(WAITING_STATUSES):  # as usual, and much faster than the loop
         return None
     for record in reversed(anchors):
-        if record.status != "running" or not record.block_count:
+        if record.status not in WAITING_STATUSES or not record.block_count:
             continue
         is_known = scope is None or base_scope(record.scope) == base_scope(scope)
         if is_known and record.digest == prefix_digest(turn):

@@ -12,7 +12,7 @@ from msgspec.structs import astuple, replace
 
 from kedge._internal.display import capitalize
 from kedge.events.request_record import RequestRecord
-from kedge.planning.anchors import is_expired
+from kedge.planning.anchors import WAITING_STATUSES, is_expired
 from kedge.planning.plan import is_fallback_reason
 from kedge.store.records import Node, has_failed
 from kedge.store.tree import StoredTree
@@ -181,7 +181,7 @@ def _find_state(response: RequestRecord, now: float) -> dict[Mark, str]:
     """Return the mark of a response that is not complete or cannot be continued, with its reason; else nothing."""
     if response.status == "lost":
         return {"lost": response.lost_reason}
-    if response.status == "running":
+    if response.status in WAITING_STATUSES:
         return {"pending": ""}
     if response.status == "cancelled":
         return {"cancelled": ""}

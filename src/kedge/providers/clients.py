@@ -6,7 +6,7 @@ create it.
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
@@ -59,6 +59,7 @@ class ConnectSettings(ClientSettings, total=False):
     audit_every: int
     params: Mapping[str, Any] | None
     clock: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]]
     transport: Literal["http", "websocket"]
     connections: int
     lanes: int

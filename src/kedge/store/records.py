@@ -9,7 +9,7 @@ from kedge._internal.arguments import check_count, check_type, describe_value, v
 from kedge.errors import InvalidSetting, describe_type
 from kedge.events.request_record import ResponseStatus
 from kedge.planning import Mode, set_state
-from kedge.planning.anchors import ConversationState, validate_mode
+from kedge.planning.anchors import WAITING_STATUSES, ConversationState, validate_mode
 from kedge.turns import Block, Turn, new_id
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
 
@@ -103,7 +103,11 @@ an edit; a compaction; a summary of another branch."""
 
 ANSWERED_STATUSES: tuple[ResponseStatus, ...] = ("completed", "lost")
 """The statuses of answered requests; a response that the provider lost later was answered."""
-NOT_FAILED_STATUSES: tuple[ResponseStatus, ...] = (*ANSWERED_STATUSES, "cancelled", "running")
+NOT_FAILED_STATUSES: tuple[ResponseStatus, ...] = (
+    *ANSWERED_STATUSES,
+    "cancelled",
+    *WAITING_STATUSES,
+)
 """The statuses of requests that did not fail: answered, stopped by the user, or not finished."""
 _FAILED_CONDITIONS = (*(f"status <> '{each}'" for each in NOT_FAILED_STATUSES), "is_resent = 0")
 FAILED_SQL = " AND ".join(_FAILED_CONDITIONS)

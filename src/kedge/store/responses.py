@@ -164,10 +164,31 @@ def mark_lost(tx: Tx, record: AnchorRecord, reason: str) -> bool:
     return bool(nodes)
 
 
+def mark_unknown(tx: Tx, node: int, record: RequestRecord) -> bool:
+    """Record that a response in the background was not found, and why; return whether that is new."""
+    response_sums.lock_position(tx)  # before the responses, as deletions do
+    rows = tx.rows(
+        "SELECT node FROM responses WHERE node = ? AND status = 'running' "
+        "AND conversation IN (SELECT number FROM conversations WHERE namespace = ?) "
+        f"{tx.dialect.for_update}",
+        (node, tx.namespace),
+    )
+    if not rows:
+        return False
+    response_sums.apply_to_nodes(tx, [node], -1)
+    tx.run(
+        "UPDATE responses SET status = 'unknown', error = ?, error_code = ? WHERE node = ?",
+        (record.error or None, record.error_code or None, node),
+    )
+    write_response_checksums(tx, [node])
+    response_sums.apply_to_nodes(tx, [node], 1)
+    return True
+
+
 def delete_running(tx: Tx, node: int) -> bool:
     """Delete the row of a response in the background that has ended; return whether there was one."""
     response_sums.lock_position(tx)  # before the responses, as deletions do
-    running = "FROM responses WHERE node = ? AND status = 'running'"
+    running = "FROM responses WHERE node = ? AND status IN ('running', 'unknown')"
     if not tx.rows(f"SELECT node {running}", (node,)):
         return False
     response_sums.apply_to_nodes(tx, [node], -1)

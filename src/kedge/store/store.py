@@ -1040,6 +1040,15 @@ class Store(AsyncResource):
         """Record that the provider no longer has a response; return whether that is new."""
         return await self.write(response_table.mark_lost, record, reason)
 
+    async def mark_unknown(self, node: int, record: RequestRecord) -> bool:
+        """Record that a response in the background was not found, and why; return whether that is new.
+
+        Args:
+            node: The node with the record of the response.
+            record: The record with the error.
+        """
+        return await self.write(response_table.mark_unknown, node, record)
+
     # Idempotency
 
     @checked
