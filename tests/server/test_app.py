@@ -255,7 +255,7 @@ def test_a_request_that_offers_another_protocol_has_its_body(
 def test_active_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request restarts the idle timeout, although the connection is idle at every check."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr("kedge.server.uvicorn_server.time", clock)
+    monkeypatch.setattr("kedge.server.connections.time", clock)
 
     def look(server: TestServer) -> None:
         running = server._server

@@ -371,6 +371,9 @@ def test_a_client_that_does_not_read_its_websocket_ends_it(
     assert not [each for each in caplog.records if each.levelno > logging.WARNING]
 
 
+LARGE_EVENT = b'data: "%b"\n\n' % (b"x" * 10_000)
+
+
 class Writer:
     """An app whose responses and WebSockets do not end before their client leaves."""
 
@@ -389,7 +392,7 @@ class Writer:
     async def _write(self) -> AsyncIterator[bytes]:
         try:
             while True:
-                yield b"data: {}\n\n" * 1_000
+                yield LARGE_EVENT  # small ones would be parsed one by one until the buffers are full
                 await asyncio.sleep(0)  # a server discards what it cannot send without waiting
         finally:
             self.left.set()

@@ -29,6 +29,10 @@ CONNECTION_SHARE = 0.8
 """The share of the descriptors that connections may use; databases, files and models need the others."""
 CLIENT_SHARE = 0.25
 """The share of the connections that one client may have, unless it is a trusted proxy."""
+EXHAUSTED_SHARE = 0.25
+"""The share of the connections of which idle ones are closed when there is no descriptor for a new one."""
+EXHAUSTED_SECONDS = 0.5
+"""Seconds for which no more idle connections are closed then: asyncio accepts none for a second after an error."""
 ACKNOWLEDGED_AT = 120
 """The place of ``tcpi_bytes_acked`` in the structure ``tcp_info`` of Linux."""
 LOG_SECONDS = 60.0
@@ -143,6 +147,7 @@ class ConnectionTable(ServerState):
         """Since when connections wait for a request, the longest first."""
         self._waiting: dict[asyncio.Transport, UnreadResponse] = {}
         self._logged_at = -LOG_SECONDS
+        self._exhausted_at = -EXHAUSTED_SECONDS
         self._closed = 0
         self._rejected = 0
 
@@ -217,8 +222,20 @@ class ConnectionTable(ServerState):
             log.warning(message, len(unread), seconds, self._client_of[unread[0]].name)
 
     def report_exhausted(self, error: OSError) -> None:
-        """Close an idle connection, because the system has no descriptor for a new one."""
-        self._make_room(f"a connection could not be accepted: {error.strerror}", self._idle)
+        """Close idle connections, because the system has no descriptor for a new one.
+
+        Files and databases have none either, and only one new connection would be accepted a second if one were closed.
+        """
+        now = time.monotonic()
+        if now - self._exhausted_at < EXHAUSTED_SECONDS:
+            return
+        self._exhausted_at = now
+        problem = f"a connection could not be accepted: {error.strerror}"
+        share = max(1, int(self._most * EXHAUSTED_SHARE))
+        for _ in range(
+            min(share, len(self._idle)) or 1
+        ):  # without an idle one, a rejection is counted
+            self._make_room(problem, self._idle)
 
     def _is_trusted(self, address: IPv4Address | IPv6Address | None) -> bool:
         return address is None or any(address in network for network in self._proxies)
