@@ -170,12 +170,12 @@ def test_conversations_are_listed(server: TestServer) -> None:
 
     assert titles("--order", "oldest", "--limit", "1", "--offset", "1") == ["quay"]
     assert titles("--model", "another") == []
-    assert titles("--tag", "ships") == titles("--status", "branched") == ["quay", "harbour"]
+    assert titles("--tag", "ships") == titles("--show", "branched") == ["quay", "harbour"]
     assert titles("--since", "1h") == ["quay", "harbour"]
     assert titles("--until", "1h") == []
     assert titles("--since", "2020-01-01", "--until", "2021-01-01") == []
     run_command("archive", "quay")
-    assert titles("--status", "archived") == ["quay"]
+    assert titles("--show", "archived") == ["quay"]
     assert titles("--archived") == ["quay", "harbour"]
 
 

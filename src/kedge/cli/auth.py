@@ -1,4 +1,7 @@
-"""``kedge auth``: the named tokens of a store, with which users may use a server and its page."""
+"""``kedge auth``: the named tokens of a store, with which users may use a server and its page.
+
+The scopes of a token are what it gives access to, as in OAuth. They are unrelated to the scope of a response.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -32,7 +35,7 @@ def command() -> None:
     "scopes",
     multiple=True,
     type=click.Choice(SCOPES),
-    help=f"What it is for; repeatable.  [default: {', '.join(DEFAULT_SCOPES)}]",
+    help=f"What it gives access to; repeatable.  [default: {', '.join(DEFAULT_SCOPES)}]",
 )
 @click.option(
     "--requests-per-minute",
@@ -50,23 +53,30 @@ def add(
     user: str | None,
     admin: bool,
     scopes: tuple[str, ...],
-    **limits: int | None,
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
 ) -> Result:
-    """Add a token with NAME and print it. It is not stored, so it cannot be printed again."""
+    """Add a token with NAME and print it. Only its hash is stored, so it cannot be printed again."""
     if admin and user is not None:
         raise click.UsageError("--admin and --user exclude each other")
     if user == "":  # such as of an unset variable: it must not make an administrator
         raise click.UsageError("--user is empty; name a user, or use --admin")
 
     if admin:
-        user = ""
+        user = ""  # an administrator is a user without a name
 
     async def work(opened: Store) -> tuple[AccessToken, str]:
-        registry = TokenRegistry(opened)
-        return await registry.add(name, user=user, scopes=scopes or DEFAULT_SCOPES, **limits)
+        return await TokenRegistry(opened).add(
+            name,
+            user=user,
+            scopes=scopes or DEFAULT_SCOPES,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+        )
 
     token, secret = run_with_store(work, make=True)
-    return Result({**_token_to_json(token), "token": secret}, partial(_print_secret, secret))
+    value = {**_token_to_json(token), "token": secret}
+    return Result(value, partial(_print_secret, secret))
 
 
 def _print_secret(secret: str) -> None:
@@ -119,7 +129,7 @@ for subcommand in (add, list_tokens, revoke):
 
 
 def _token_to_json(token: AccessToken) -> dict[str, Any]:
-    return {
+    return {  # each user has a namespace of the store
         "name": token.name,
         "user": token.namespace,
         "scopes": [scope for scope in SCOPES if scope in token.scopes],

@@ -154,13 +154,13 @@ async def _open_store(options: ChatOptions, stack: AsyncExitStack) -> tuple[Stor
     """Open the user's store or one in memory; return it and whether the conversation is stored."""
     if options.is_saved:
         try:
-            opened = use_store(make=True, connects=True)
+            opened = use_store(make=True, connects_models=True)
             return await stack.enter_async_context(opened), True
         except (OSError, StoreError) as error:
             if options.name:
                 raise
             echo_note(f"this chat is not saved: {error}")
-    opened = use_store(IN_MEMORY, make=True, connects=True)
+    opened = use_store(IN_MEMORY, make=True, connects_models=True)
     return await stack.enter_async_context(opened), False
 
 
@@ -410,7 +410,7 @@ class ChatSession:
     async def _move_to_store(self) -> None:
         """Copy a conversation in memory to the user's store and continue there."""
         lines = await self.conversation.export()
-        store = use_store(make=True, connects=True)
+        store = use_store(make=True, connects_models=True)
         self.store = await self.stack.enter_async_context(store)
         (row,) = await self.store.import_(lines)
         await self._reopen(row.id, self.model)

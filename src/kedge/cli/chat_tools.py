@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_SHOWN_ARGUMENTS = 2_000
 """The maximum number of characters of a call's arguments in a question to the user."""
 MAX_SHOWN_NAME = 200
-"""The maximum number of characters of a tool's name in it."""
+"""The maximum number of characters of a tool's name in such a question."""
 
 
 mcp_option = repeated_option(
@@ -30,11 +30,11 @@ mcp_option = repeated_option(
 
 @asynccontextmanager
 async def open_mcp_servers(servers: Sequence[str]) -> "AsyncGenerator[list[Toolbox]]":
-    """Connect to MCP servers, and return a toolbox for each."""
+    """Connect to MCP servers, and yield a toolbox for each."""
     async with AsyncExitStack() as stack:
         boxes: list[Toolbox] = []
         for server in servers:
-            from kedge.mcp import mcp_tools
+            from kedge.mcp import mcp_tools  # which needs an extra
 
             boxes.append(await stack.enter_async_context(mcp_tools(server)))
         yield boxes
@@ -79,14 +79,14 @@ async def _read_line() -> str:
         loop.remove_reader(sys.stdin)
 
 
-def load_tool(path: str) -> Callable[..., Any]:
-    """Return the function at ``module:function``; modules in the current folder are found."""
+def load_tool(reference: str) -> Callable[..., Any]:
+    """Return the function that ``module:function`` refers to; modules in the current folder are found."""
     from kedge.workflows.specs import load_function
 
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return load_function(path)
+        return load_function(reference)
     except InvalidWorkflow as error:
         raise click.BadParameter(str(error), param_hint="--tool") from error
 
@@ -116,25 +116,30 @@ def _parse_date(text: str) -> date:
         raise ToolFailed(f"{text!r} is not a date; use a form such as 2026-01-31") from None
 
 
-ZONE = {
+ZONE_SCHEMA = {
     "default": "UTC",
     "description": "An IANA time zone such as Europe/Paris",
     "type": "string",
 }
-DATE = {"format": "date", "type": "string"}
-CLOCK_PARAMETERS = {"additionalProperties": False, "properties": {"zone": ZONE}, "type": "object"}
+DATE_SCHEMA = {"format": "date", "type": "string"}
+CLOCK_PARAMETERS = {
+    "additionalProperties": False,
+    "properties": {"zone": ZONE_SCHEMA},
+    "type": "object",
+}
 DAYS_BETWEEN_PARAMETERS = {
     "additionalProperties": False,
-    "properties": {"first": DATE, "second": DATE},
+    "properties": {"first": DATE_SCHEMA, "second": DATE_SCHEMA},
     "required": ["first", "second"],
     "type": "object",
 }
 
 
 def create_default_tools() -> "list[Tool[..., Any]]":
-    """Return the tools of a chat without tools.
+    """Return the tools of a chat started without ``--tool`` and ``--mcp``.
 
-    Their schemas are given, because pydantic, which generates schemas, is a tenth of the start of a chat.
+    Their schemas are written out: to import pydantic, which generates schemas, takes a tenth of the time in which a
+    chat starts. Their docstrings are the descriptions that the model reads.
     """
     from kedge.tools import tool
 

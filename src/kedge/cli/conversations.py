@@ -29,16 +29,14 @@ from kedge.store.search import SearchRole
 from kedge.store.summaries import LIST_FILTERS, LIST_ORDERS, list_summaries
 from kedge.web.shapes import ConversationShape, overview_status, shape_overview
 
-NO_MATCHES = "No conversations match; --status all lists all."
+NO_MATCHES = "No conversations match; --show all lists all."
 NO_CONVERSATIONS = "There are no conversations yet. Start one: kedge chat --conversation NAME"
 
 
 @kedge_command("conversations")
 @click.option("--tag", help="Only conversations with this tag.")
 @click.option("--model", help="Only conversations in which this model answered.")
-@default_option(
-    "--status", "active", click.Choice(LIST_FILTERS), "Only conversations with this status.", "show"
-)
+@default_option("--show", "active", click.Choice(LIST_FILTERS), "Which conversations to list.")
 @click.option("--archived", is_flag=True, help="Include archived conversations.")
 @time_options
 @default_option(
@@ -50,51 +48,53 @@ NO_CONVERSATIONS = "There are no conversations yet. Start one: kedge chat --conv
 @page_options(50)
 @with_store(may_miss=True)
 async def command(store: Store, archived: bool, **filters: Any) -> Result:
-    """List the conversations in the store, the most recently changed first."""
+    """List the conversations in the store; by default the most recently changed first."""
+    # Active conversations are those that are not archived, so with archived ones these are all.
     if archived and filters["show"] == "active":
         filters["show"] = "all"
     summaries, _ = await list_summaries(store, **filters)
     if summaries:
         now = time.time()
         shapes = [shape_overview(summary, overview_status(summary, now)) for summary in summaries]
-        rows = [shape.model_dump(mode="json") for shape in shapes]
-        return Result(rows, lambda: _print_rows(rows))
+        overviews = [shape.model_dump(mode="json") for shape in shapes]
+        return Result(overviews, lambda: _print_overviews(overviews))
     if await store.conversations(archived=None, limit=1):
         return Result([], NO_MATCHES)
     return Result([], NO_CONVERSATIONS)
 
 
-def _print_rows(rows: list[dict[str, Any]]) -> None:
+def _print_overviews(overviews: list[dict[str, Any]]) -> None:
     print_table(
         ("id", "responses", "tokens", "cached", "changed", "title"),
         [
             (
-                shorten_id(row["id"]),
-                row["responses"],
-                f"{row['input_tokens'] + row['output_tokens']:,}",
-                format_percent(row["cached_tokens"], row["input_tokens"]),
-                format_age(row["updated_at"]),
-                f"{sanitize_text(row['title'] or row['first_words'])}{dim(_format_marks(row))}",
+                shorten_id(overview["id"]),
+                overview["responses"],
+                f"{overview['input_tokens'] + overview['output_tokens']:,}",
+                format_percent(overview["cached_tokens"], overview["input_tokens"]),
+                format_age(overview["updated_at"]),
+                sanitize_text(overview["title"] or overview["first_words"])
+                + dim(_format_marks(overview)),
             )
-            for row in rows
+            for overview in overviews
         ],
     )
 
 
-def _format_marks(row: dict[str, Any]) -> str:
-    marks = [f"#{sanitize_text(tag)}" for tag in row["tags"]]
-    if row["archived"]:
+def _format_marks(overview: dict[str, Any]) -> str:
+    marks = [f"#{sanitize_text(tag)}" for tag in overview["tags"]]
+    if overview["archived"]:
         marks.append("(archived)")
-    if row["forked_from"]:
-        marks.append(f"(fork of {shorten_id(row['forked_from'])})")
-    if row["failed"]:
-        marks.append(f"({row['failed']} failed)")
+    if overview["forked_from"]:
+        marks.append(f"(fork of {shorten_id(overview['forked_from'])})")
+    if overview["failed"]:
+        marks.append(f"({overview['failed']} failed)")
     return "".join(f" {mark}" for mark in marks)
 
 
 @kedge_command("search")
 @click.argument("words", nargs=-1, required=True)
-@click.option("--role", type=click.Choice(get_args(SearchRole)), help="Only blocks of this kind.")
+@click.option("--role", type=click.Choice(get_args(SearchRole)), help="Only blocks of this role.")
 @click.option("--tag", help="Only conversations with this tag.")
 @time_options
 @default_option(
@@ -136,12 +136,12 @@ def _print_hits(hits: list[Hit], titles: dict[str, str]) -> None:
 
 
 def _to_result(row: ConversationRow, text: str, **further: Any) -> Result:
-    """Return a conversation in its JSON form with further members, or a text."""
-    form = ConversationShape.model_validate(row).model_dump(mode="json")
-    return Result({**form, **further}, text)
+    """Return a conversation in the shape of the JSON API, with further members, and the text to print."""
+    shape = ConversationShape.model_validate(row).model_dump(mode="json")
+    return Result({**shape, **further}, text)
 
 
-def _to_change(row: ConversationRow, text: str) -> Result:
+def _report_change(row: ConversationRow, text: str) -> Result:
     return _to_result(row, f"{sanitize_text(row.title or row.id)}: {text}")
 
 
@@ -151,7 +151,7 @@ def _to_change(row: ConversationRow, text: str) -> Result:
 async def rename_command(store: Store, row: ConversationRow, title: str) -> Result:
     """Change the title of CONVERSATION to TITLE."""
     text = f"renamed, was {sanitize_text(row.title or row.id)}"
-    return _to_change(await store.update(row, title=title), text)
+    return _report_change(await store.update(row, title=title), text)
 
 
 @kedge_command("tag")
@@ -163,14 +163,15 @@ async def tag_command(
 ) -> Result:
     """Add TAGS to CONVERSATION, or remove them; 'kedge conversations --tag' lists by tag."""
 
-    def change(row: ConversationRow) -> dict[str, Any]:
-        changed = [tag for tag in row.tags if tag not in tags]
+    # Another process may change the tags meanwhile, so the change is applied to the stored row.
+    def change(stored: ConversationRow) -> dict[str, Any]:
+        new_tags = [tag for tag in stored.tags if tag not in tags]
         if not remove:
-            changed += tags
-        return {"tags": changed}
+            new_tags += tags
+        return {"tags": new_tags}
 
     row = await store.update_with(row, change)
-    return _to_change(row, ", ".join(f"#{sanitize_text(tag)}" for tag in row.tags) or "no tags")
+    return _report_change(row, ", ".join(f"#{sanitize_text(tag)}" for tag in row.tags) or "no tags")
 
 
 @kedge_command("archive")
@@ -179,7 +180,7 @@ async def tag_command(
 async def archive_command(store: Store, row: ConversationRow, restore: bool) -> Result:
     """Hide CONVERSATION from lists; 'kedge conversations --archived' shows it, --restore restores it."""
     row = await store.update(row, archived=not restore)
-    return _to_change(row, "restored" if restore else "archived")
+    return _report_change(row, "restored" if restore else "archived")
 
 
 @kedge_command("settings")
@@ -197,10 +198,12 @@ async def archive_command(store: Store, row: ConversationRow, restore: bool) -> 
 )
 async def settings_command(store: Store, row: ConversationRow, **options: Any) -> Result:
     """Show the settings that are stored with CONVERSATION, after changing those that are given."""
-    changes = {name: value for name, value in options.items() if value is not None}
-    for name, value in changes.items():
+    changes: dict[str, Any] = {}
+    for name, value in options.items():
         if value == DEFAULT:
-            changes[name] = None
+            changes[name] = None  # as which a store keeps a default
+        elif value is not None:
+            changes[name] = value
     if changes:
         row = await store.update_with(row, lambda _: changes)
     settings = {
@@ -208,14 +211,14 @@ async def settings_command(store: Store, row: ConversationRow, **options: Any) -
         "retention": format_stored_duration(row.retention),
         "ttl": format_stored_duration(row.ttl),
     }
-    return _to_change(row, ", ".join(f"{name} {value}" for name, value in settings.items()))
+    return _report_change(row, ", ".join(f"{name} {value}" for name, value in settings.items()))
 
 
-async def _move_head(store: Store, row: ConversationRow, node: Node, direction: str) -> Result:
-    await store.move_head(row, node, head=row.head)
+async def _move_head(store: Store, row: ConversationRow, node: Node, first_word: str) -> Result:
+    await store.move_head(row, node, head=row.head)  # which fails if the head has moved meanwhile
     moved = await store.conversation(row.id)
     blocks = pluralize(node.length, "block")
-    return _to_change(moved, f"{direction} at node {node.id}, {blocks}")
+    return _report_change(moved, f"{first_word} at node {node.id}, {blocks}")
 
 
 @kedge_command("undo")
@@ -229,7 +232,7 @@ async def undo_command(store: Store, row: ConversationRow) -> Result:
 @kedge_command("redo")
 @with_conversation
 async def redo_command(store: Store, row: ConversationRow) -> Result:
-    """Go forward to the newest message below the head of CONVERSATION, with its answer."""
+    """Go forward one step in CONVERSATION: to the newest message with its answer, or change, after its head."""
     node = await find_redo_target(store, row, row.head)
     return await _move_head(store, row, node, "forward")
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -37,6 +37,17 @@ from kedge.turns import Block, Turn, loads, user
 from kedge.turns.text_format import describe
 from kedge.web.shapes import shape_plan
 
+JSON_EXCERPT_LENGTH = 200
+TABLE_EXCERPT_LENGTH = 80
+
+
+class InspectedBlock(NamedTuple):
+    """A block, its tokens, and whether the next request would send it."""
+
+    block: Block
+    tokens: int
+    is_sent: bool
+
 
 @dataclass(frozen=True)
 class Inspection:
@@ -45,8 +56,8 @@ class Inspection:
     name: str
     """The id of the conversation, or the name of the file."""
     title: str
-    kind: str
-    """A description of the inspected object, such as ``node 7``."""
+    subject: str
+    """What was inspected: ``node 7``, ``Turn`` or ``chat state of openai``."""
     node: int | None
     model: str
     turn: Turn
@@ -55,23 +66,27 @@ class Inspection:
     """The newest stored request on the path."""
 
     @cached_property
-    def blocks(self) -> list[tuple[Block, int, bool]]:
-        """The blocks with their tokens, and whether they would be sent; leading system text always is."""
-        plan = self.plan
-        sent = {block.id for block in (*self.turn.leading, *plan.delta)}
-        sent -= {block.id for block in plan.left_out}
-        count = DEFAULT_BLOCK_COUNTER.count_block
-        return [(block, count(block), block.id in sent) for block in self.turn.blocks]
+    def blocks(self) -> list[InspectedBlock]:
+        """The blocks with their tokens, and whether they would be sent."""
+        # Leading system text is sent with every request. Reasoning and compactions that no response proves are
+        # in the delta, and left out of the request.
+        sent_ids = {block.id for block in (*self.turn.leading, *self.plan.delta)}
+        sent_ids -= {block.id for block in self.plan.left_out}
+        count_tokens = DEFAULT_BLOCK_COUNTER.count_block
+        return [
+            InspectedBlock(block, count_tokens(block), block.id in sent_ids)
+            for block in self.turn.blocks
+        ]
 
     @property
     def full_tokens(self) -> int:
         """The tokens of all blocks."""
-        return sum(tokens for _, tokens, _ in self.blocks)
+        return sum(inspected.tokens for inspected in self.blocks)
 
     @property
     def saved_tokens(self) -> int:
-        """The tokens of the blocks that are not sent."""
-        return sum(tokens for _, tokens, is_sent in self.blocks if not is_sent)
+        """The tokens of all blocks that would not be sent, also of those left out."""
+        return sum(inspected.tokens for inspected in self.blocks if not inspected.is_sent)
 
     def to_json(self) -> dict[str, Any]:
         """Return the inspection as JSON values."""
@@ -97,7 +112,7 @@ class Inspection:
                     "response_id": block.response_id,
                     "tokens": tokens,
                     "sent": is_sent,
-                    "content": describe(block, 200),
+                    "content": describe(block, JSON_EXCERPT_LENGTH),
                 }
                 for block, tokens, is_sent in self.blocks
             ],
@@ -125,21 +140,21 @@ async def inspect_file(path: Path, model: str, text: str = "") -> Inspection:
     Raises:
         KedgeError: The file has neither, or its state would be discarded.
     """
-    kind, stored = _read_file(path)
+    subject, stored = _read_file(path)
     async with connect(model) as engine:
         turn, plan = await _plan_next(engine, stored, text)
-    return Inspection(str(path), path.name, kind, None, model, turn, plan)
+    return Inspection(str(path), path.name, subject, None, model, turn, plan)
 
 
 def _read_file(path: Path) -> tuple[str, Turn]:
-    """Return the kind of a file, and the Turn in it."""
+    """Return what a file has, such as ``chat state of openai``, and its Turn."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise KedgeError(f"{path} cannot be read: {error.strerror}") from error
     if _is_turn(data):
         return "Turn", loads(data)
-    state = decode_state(data.strip(), None)
+    state = decode_state(data.strip(), provider=None)
     if isinstance(state, ChatState):
         return f"chat state of {state.provider}", state.turn()
     raise KedgeError(
@@ -173,18 +188,19 @@ async def _plan_next(
     plan = engine.plan(turn, candidates=tuple(candidates), streaming=True)
     if plan.anchor is None or plan.anchor.scope != PRACTICE_SCOPE:
         return turn, plan
+
+    # The practice model's server runs in this process, so whether it has the responses is known without a request.
     state = get_state(turn)
-    records = (*state.anchors, *candidates)
-    missing = find_missing_responses({record.response_id for record in records})
+    response_ids = {record.response_id for record in (*state.anchors, *candidates)}
+    missing = find_missing_responses(response_ids)
     if plan.anchor.response_id not in missing:
         return turn, plan
-    # A request would find out, mark them as lost and be sent again.
+
+    # The next request would be rejected, would mark these responses as lost, and would be sent again. The plan shown
+    # is that of the request that is answered.
     turn = set_state(turn, state.mark_lost(missing, PRACTICE_SCOPE))
     remaining = tuple(record for record in candidates if record.response_id not in missing)
     return turn, engine.plan(turn, candidates=remaining, streaming=True)
-
-
-EXCERPT_LENGTH = 80
 
 
 def _is_file_name(name: str) -> bool:
@@ -221,34 +237,36 @@ def command(conversation: str, at: str, text: str, model: str | None) -> Result:
     if _is_file_name(conversation) and Path(conversation).is_file():
         inspection = run_sync(inspect_file(Path(conversation), configured_model(model), text))
     else:
-        inspection = run_with_store(work, connects=True)
+        inspection = run_with_store(work, connects_models=True)
     return Result(inspection.to_json(), lambda: _print_inspection(inspection))
 
 
 def _print_inspection(inspection: Inspection) -> None:
-    rows: list[tuple[str, ...]] = []
-    for number, (block, tokens, is_sent) in enumerate(inspection.blocks):
-        sign = "→" if is_sent else "·"
-        rows.append(
-            (
-                f"{sign} {number}",
-                block.kind,
-                block.origin,
-                f"{tokens:,}",
-                shorten_id(block.response_id),
-                describe(block, EXCERPT_LENGTH),
-            )
-        )
-    blocks = pluralize(len(rows), "block")
-    tokens = pluralize(inspection.full_tokens, "token")
+    title = sanitize_text(inspection.title)
+    subject = sanitize_text(inspection.subject)
+    block_count = pluralize(len(inspection.blocks), "block")
+    token_count = pluralize(inspection.full_tokens, "token")
     legend = dim(f"→ would be sent to {mask_url(inspection.model)}")
-    title = f"{sanitize_text(inspection.title)}, {sanitize_text(inspection.kind)}"
-    echo(f"{title}, {blocks}, {tokens}; {legend}")
+    echo(f"{title}, {subject}, {block_count}, {token_count}; {legend}")
     echo()
+    rows = [_format_row(index, inspected) for index, inspected in enumerate(inspection.blocks)]
     print_table(("block", "kind", "origin", "tokens", "response", "content"), rows)
     echo()
     echo(wrap_text(inspection.plan.explain()))
     echo(dim(wrap_text(_format_savings(inspection))))
+
+
+def _format_row(index: int, inspected: InspectedBlock) -> tuple[str, ...]:
+    block = inspected.block
+    sign = "→" if inspected.is_sent else "·"
+    return (
+        f"{sign} {index}",
+        block.kind,
+        block.origin,
+        f"{inspected.tokens:,}",
+        shorten_id(block.response_id),
+        describe(block, TABLE_EXCERPT_LENGTH),
+    )
 
 
 def _format_savings(inspection: Inspection) -> str:

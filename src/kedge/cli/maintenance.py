@@ -339,7 +339,7 @@ def verify_command(conversations: tuple[str, ...], server: bool, model: str | No
         damage = await opened.verify()
         return damage, [await _audit(opened, row, model) for row in rows if server]
 
-    damage, audits = run_with_store(work, connects=server)
+    damage, audits = run_with_store(work, connects_models=server)
     differs = any(audit["agrees"] is False for audit in audits)
     is_unknown = bool(conversations) and any(audit["error"] for audit in audits)
     is_wrong = bool(damage) or differs or is_unknown

@@ -306,7 +306,7 @@ def _run_workflow(
             record_start(event)
             show_event(event)
 
-        result = run_with_store(work, make=True, connects=True)
+        result = run_with_store(work, make=True, connects_models=True)
     return Result(_result_to_json(result), lambda: _print_result(result))
 
 

@@ -370,7 +370,7 @@ def mcp_command(
     async def serve() -> None:
         from kedge.mcp.server import StoreTools, create_http_app, create_mcp_server, serve_stdio
 
-        async with use_store(make=allow_write, connects=allow_write) as opened:
+        async with use_store(make=allow_write, connects_models=allow_write) as opened:
             choose_model: ChooseModel | None = None
             if allow_write:
                 choose_model = partial(resolve_model, opened, requested=requested, may_ask=False)

@@ -223,14 +223,14 @@ def configured_model(requested: str | None = None) -> str:
 
 @asynccontextmanager
 async def use_store(
-    url: str = "", *, make: bool = False, connects: bool = False, may_miss: bool = False
+    url: str = "", *, make: bool = False, connects_models: bool = False, may_miss: bool = False
 ) -> "AsyncGenerator[Store]":
     """Open the store.
 
     Args:
         url: The address of the store, instead of the command's.
         make: Whether the store may be created.
-        connects: Whether models are connected within this block.
+        connects_models: Whether models are connected within this block.
         may_miss: Whether a store that does not exist is an empty one, which is not created.
     """
     from kedge.store import open_store
@@ -245,7 +245,7 @@ async def use_store(
             )
         url = IN_MEMORY
     with ExitStack() as stack:
-        if connects:
+        if connects_models:
             stack.enter_context(store_practice_responses(url))
         async with open_store(url) as store:
             yield store
