@@ -17,11 +17,13 @@ from engines.test_background import FakeBackground
 from fake_time import FakeTime
 from kedge import Conversation, connect
 from kedge.analytics import analyze
+from kedge.compaction import MessageLimitCompactor
 from kedge.engines import Reply
 from kedge.errors import EngineError, RequestRefused, ServerFailed
 from kedge.events.run import RequestPlanned
 from kedge.observe import reset, snapshot
 from kedge.observe.logs import get_fields
+from kedge.planning import Mode
 from kedge.presentation.response_tree import build_response_tree
 from kedge.store import RequestRecord, Store
 from kedge.store.tree import read_tree
@@ -236,6 +238,53 @@ async def test_a_response_that_is_not_found_stays_unknown(store: Store, streamin
     assert (row.status, row.error, row.error_code) == ("completed", "", "")
     assert reply.text == "Done."
     assert server.posts == 1
+    assert await store.verify() == []
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("cause", ["untrusted", "expired"])
+@pytest.mark.parametrize("mode", [None, "stateless", "conversation"])
+async def test_nothing_is_compacted_while_the_answer_is_generated(
+    store: Store,
+    connected: Connect,
+    kedge_server: TestServer,
+    conversation_with: BuildConversation,
+    cause: str,
+    mode: Mode | None,
+    streaming: bool,
+) -> None:
+    """Another process that would send everything waits for the answer, which replaces the running row."""
+    conversation = await conversation_with("One.", "Two.", "Three.")
+    await wait_later(conversation)
+    before = list_posts(kedge_server)
+    if cause == "expired":
+        await conversation.set_retention(0.001)
+    other = await Conversation.open(
+        connected(trust="never" if cause == "untrusted" else "earned"),
+        store=store,
+        id=conversation.id,
+        compactor=MessageLimitCompactor(1_000, 2),
+        resend_limit=1,
+    )
+    reply = await other.resume(streaming=streaming, mode=mode)
+    assert reply.text == "Hello there."
+    assert list_posts(kedge_server) == before
+    assert [row.status for row in await store.responses()] == ["completed"] * 4
+    assert not [node for node in await other.tree() if node.kind == "compacted"]
+
+
+async def test_a_response_that_no_run_waits_for_is_unknown(
+    store: Store, connected: Connect, kedge_server: TestServer
+) -> None:
+    """Another account sends another request; the row of the first one does not stay ``running`` for ever."""
+    conversation = await Conversation.create(connected(), store=store)
+    await wait_later(conversation)
+    other = await Conversation.open(connected(api_key="another"), store=store, id=conversation.id)
+    assert (await other.resume()).text == "Hello there."
+    assert len(list_posts(kedge_server)) == 2
+    replaced, answered = await store.responses()
+    assert (replaced.status, answered.status) == ("unknown", "completed")
+    assert "another request was sent instead" in replaced.error
     assert await store.verify() == []
 
 

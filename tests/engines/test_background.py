@@ -1,5 +1,7 @@
 """Test responses that a server generates in the background: they are waited for, and never paid for twice."""
 
+from collections.abc import AsyncIterator
+from time import time as current_time
 from typing import Any
 
 import pytest
@@ -11,12 +13,18 @@ from engines.fake_server import connect_to, json_response, message_item, sse_res
 from engines.runs import Link, last_text, request_bodies
 from fake_time import FakeTime
 from kedge import Chat
-from kedge.compaction import CompactionRequest, CompactionResult, Compactor
+from kedge.compaction import (
+    CompactionRequest,
+    CompactionResult,
+    Compactor,
+    MessageLimitCompactor,
+)
 from kedge.compaction.base import unchanged_result
-from kedge.engines import ResponsesEngine
+from kedge.engines import Engine, ResponsesEngine
 from kedge.errors import EngineError, InvalidTurn, RequestRefused, ServerFailed
 from kedge.events import TextDelta
 from kedge.evidence.server_evidence import Trust
+from kedge.middleware import compact, with_middleware
 from kedge.planning import find_running, get_state
 from kedge.providers import connect
 from kedge.testing import TestServer
@@ -414,3 +422,64 @@ async def test_the_state_of_a_chat_keeps_the_id(link: Link) -> None:
     assert compacted == [2]
     assert (answer.text, answer.response_id) == ("Hello there.", queued.response_id)
     assert count_requests(link.server) == 1
+
+
+def clock_after_expiry() -> float:
+    """Return a time at which the responses of today have expired."""
+    return current_time() + 40 * 86_400
+
+
+FULL_SENDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "doubt": ({"trust": "never"}, {}),
+    "expired": ({"clock": clock_after_expiry}, {}),
+    "stateless": ({}, {"mode": "stateless"}),
+    "conversation": ({}, {"mode": "conversation"}),
+    "prompt": ({}, {"prompt": {"id": "pmpt_1"}}),
+}
+"""Settings of an engine, and options of a call, with which a Turn would be sent in full."""
+
+
+@pytest.fixture(params=FULL_SENDS)
+async def full_sender(
+    request: pytest.FixtureRequest, server: TestServer
+) -> AsyncIterator[tuple[Engine, dict[str, Any]]]:
+    """Yield an engine, and options, with which another process would send a Turn in full."""
+    settings, options = FULL_SENDS[request.param]
+    async with connect(f"responses:{server.base_url}#practice", **settings) as engine:
+        yield engine, options
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_nothing_is_compacted_while_the_answer_is_generated(
+    link: Link, full_sender: tuple[Engine, dict[str, Any]], streaming: bool
+) -> None:
+    """The answer is paid for, also where a request would send too much, or to a new conversation object."""
+    queued = await link.send("One.", "Two.", "Three.")
+    queued = await link.engine.run(queued.append(user("Say: Ahoy!")), background=True)
+    engine, options = full_sender
+    stack = with_middleware(engine, compact(MessageLimitCompactor(1_000, 2), resend_limit=1))
+    before = [each for each in link.server.requests if each.method == "POST"]
+    turn = await stack.poll(queued, streaming=streaming, **options)
+    assert turn.blocks[:-1] == queued.blocks
+    assert last_text(turn) == "Ahoy!"
+    assert [each for each in link.server.requests if each.method == "POST"] == before
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_chat_compacts_nothing_while_the_answer_is_generated(
+    link: Link, full_sender: tuple[Engine, dict[str, Any]], streaming: bool
+) -> None:
+    """Neither the next call nor ``compact_pending`` changes the conversation that the answer belongs to."""
+    chat = Chat(link.engine)
+    state = None
+    for line in ("One.", "Two.", "Three."):
+        state = (await chat.chat_with_state(state, line)).state
+    queued = await chat.chat_with_state(state, "Say: Ahoy!", background=True)
+    engine, options = full_sender
+    other = Chat(engine, compactor=MessageLimitCompactor(1_000, 2), resend_limit=1)
+    pending = Chat(engine, compactor=MessageLimitCompactor(2))
+    assert await pending.compact_pending(queued.state) == queued.state
+    answer = await other.chat_with_state(queued.state, streaming=streaming, **options)
+    assert answer.text == "Ahoy!"
+    assert answer.compactions == ()
+    assert count_requests(link.server) == 4

@@ -190,10 +190,10 @@ async def test_only_its_user_marks_a_response_as_unknown(other: Store, alice: Ow
     """A response in the background that another user names is not changed."""
     conversation = await alice.store.create()
     root = await alice.store.node(conversation, conversation.head)
-    record = RequestRecord(provider="p", scope=SCOPE, status="running", error="Not found.")
+    record = RequestRecord(provider="p", scope=SCOPE, status="running")
     node = await alice.store.append(conversation, root, (), kind="results", response=record)
-    assert await other.mark_unknown(node.id, record) is False
-    assert await alice.store.mark_unknown(node.id, record) is True
+    assert await other.mark_unknown(node.id, "Not found.") is False
+    assert await alice.store.mark_unknown(node.id, "Not found.") is True
     rows = await alice.store.responses(conversation)
     assert [row.status for row in rows] == ["unknown"]
 

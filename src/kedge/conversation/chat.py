@@ -50,7 +50,7 @@ from kedge.events.run import AnswerFinished, ToolFinished
 from kedge.events.types import Event
 from kedge.middleware.compose import StackSettings, check_stack, with_default_middleware
 from kedge.observe import count, get_logger
-from kedge.planning import RequestPlan, check_added_results
+from kedge.planning import RequestPlan, check_added_results, find_running
 from kedge.planning.anchors import drop_changed_anchors
 from kedge.providers import to_engine
 from kedge.turns import Block, Turn, UnknownBlock, snapshot_block_ids
@@ -347,13 +347,16 @@ class Chat(AsyncResource):
             state: The state to compact.
 
         Returns:
-            The new state, or the given one if nothing is pending.
+            The new state, or the given one if nothing is pending, or if the server generates the answer to it.
         """
         start, _ = self._load_state(state)
         if self.compactor is None or start.processed_length == len(start.blocks):
             return as_bytes(state)
+        pending_turn = start.turn()
+        if find_running(pending_turn):
+            return as_bytes(state)
         turn, _ = await compact_turn(
-            start.turn(),
+            pending_turn,
             self.compactor,
             engine=self._base_engine,
             counter=self._counter,

@@ -38,6 +38,10 @@ ANSWER_NOT_STORED = (
     "The answer was received and is in the attribute turn of this error. Conversation.append stores its "
     "blocks when the store is available again; Conversation.resume requests another answer."
 )
+REPLACED = (
+    "another request was sent instead: the messages or the account differ from those of this one"
+)
+"""The error in the record of a response in the background that a later run did not wait for."""
 SAVE_WAITS = WaitPolicy(
     "the write of an answer, if the store is busy or unreachable: another request would return another answer",
     first=0.1,
@@ -119,6 +123,8 @@ class RunWriter:
         self._is_compacted = False
         self._partial_text: list[str] | None = None
         """The text received since the last request; None while no answer is awaited."""
+        self._waits_at = task.waits_at
+        """The node of the response in the background that the first request of the run fetches; 0 after that."""
         self._running_node = 0
         """The node of the stored response in the background that the current request waits for; 0 if there is none."""
 
@@ -149,12 +155,20 @@ class RunWriter:
         match event:
             case RequestPlanned():
                 self._partial_text = []
-                self._running_node = self.task.waits_at if event.running else 0
+                await self._update_running_node(event)
             case TextDelta() | RefusalDelta():
                 if self._partial_text is not None:
                     self._partial_text.append(event.delta)
             case _:
                 pass
+
+    async def _update_running_node(self, event: RequestPlanned) -> None:
+        """Set the node whose response is fetched; if another request is sent instead, nothing waits for it any more."""
+        node = self._waits_at
+        self._waits_at = 0
+        self._running_node = node if event.running else 0
+        if node and not event.running:
+            await self._persist(partial(self.store.mark_unknown, node, REPLACED))
 
     async def _save_retried(self) -> None:
         """Store a finished request that is sent again, if there is one."""
@@ -339,7 +353,11 @@ class RunWriter:
         if record is None or record.status == "running":  # then it is stored already
             return
         if record.status == "unknown":
-            await self._persist(partial(self.store.mark_unknown, self._running_node, record))
+            await self._persist(
+                partial(
+                    self.store.mark_unknown, self._running_node, record.error, record.error_code
+                )
+            )
             return
         turn = error.turn or self.checkpoint.turn
         complete = snapshot_block_ids(turn)

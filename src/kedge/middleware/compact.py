@@ -113,7 +113,12 @@ class _CompactMiddleware(BaseMiddleware):
                 yield TurnCompacted(result, "resend")
 
     def _is_long_resend(self, turn: Turn, request: Request) -> bool:
-        if self.resend_limit is None:
+        """Return whether everything would be sent, and is too long.
+
+        Nothing is sent while the server generates the answer to this Turn, whatever its plan says. That answer is paid
+        for, and a changed Turn could not be continued with it.
+        """
+        if self.resend_limit is None or find_running(turn):
             return False
         plan = self.plan(turn, **request.to_options())
         return plan.is_full and self.resend_limit.is_exceeded(plan)

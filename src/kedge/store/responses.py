@@ -164,8 +164,8 @@ def mark_lost(tx: Tx, record: AnchorRecord, reason: str) -> bool:
     return bool(nodes)
 
 
-def mark_unknown(tx: Tx, node: int, record: RequestRecord) -> bool:
-    """Record that a response in the background was not found, and why; return whether that is new."""
+def mark_unknown(tx: Tx, node: int, error: str, error_code: str) -> bool:
+    """Record why it is unknown what became of a response in the background; return whether that is new."""
     response_sums.lock_position(tx)  # before the responses, as deletions do
     rows = tx.rows(
         "SELECT node FROM responses WHERE node = ? AND status = 'running' "
@@ -178,7 +178,7 @@ def mark_unknown(tx: Tx, node: int, record: RequestRecord) -> bool:
     response_sums.apply_to_nodes(tx, [node], -1)
     tx.run(
         "UPDATE responses SET status = 'unknown', error = ?, error_code = ? WHERE node = ?",
-        (record.error or None, record.error_code or None, node),
+        (error or None, error_code or None, node),
     )
     write_response_checksums(tx, [node])
     response_sums.apply_to_nodes(tx, [node], 1)

@@ -1040,14 +1040,15 @@ class Store(AsyncResource):
         """Record that the provider no longer has a response; return whether that is new."""
         return await self.write(response_table.mark_lost, record, reason)
 
-    async def mark_unknown(self, node: int, record: RequestRecord) -> bool:
-        """Record that a response in the background was not found, and why; return whether that is new.
+    async def mark_unknown(self, node: int, error: str, error_code: str = "") -> bool:
+        """Record that nobody knows what became of a response in the background; return whether that is new.
 
         Args:
             node: The node with the record of the response.
-            record: The record with the error.
+            error: Why it is unknown.
+            error_code: The code of the server's error, if there is one.
         """
-        return await self.write(response_table.mark_unknown, node, record)
+        return await self.write(response_table.mark_unknown, node, error, error_code)
 
     # Idempotency
 
