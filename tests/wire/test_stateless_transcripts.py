@@ -482,6 +482,35 @@ def test_blocks_without_a_start_are_read() -> None:
     assert found.usage == Usage(3, 0, 2, 0, 5)
 
 
+def test_a_second_message_is_not_added_to_the_first() -> None:
+    """A gateway that begins another message before the end of the first gives no complete answer of both."""
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+    piece = {"type": "input_json_delta", "partial_json": '{"at": "He'}
+    second = {"type": "message_start", "message": {"id": "msg_2"}}
+    text = {"type": "text", "text": "Hello"}
+    found = decode_messages(
+        AnthropicDecoder(),
+        MESSAGE_START,
+        content_block(0, "start", content_block=call),
+        content_block(0, "delta", delta=piece),
+        second,
+        content_block(0, "start", content_block=text),
+        content_block(0, "stop"),
+        *message_end("end_turn"),
+    )
+    assert (found.status, found.response_id) == ("failed", "msg_1")
+    assert "Hello" not in str(found.blocks)
+
+
+def test_a_repeated_start_of_a_message_is_ignored() -> None:
+    """The same message may be announced twice."""
+    delta = content_block(0, "delta", delta={"type": "text_delta", "text": "Hello"})
+    end = message_end("end_turn")
+    found = decode_messages(AnthropicDecoder(), MESSAGE_START, MESSAGE_START, delta, *end)
+    assert found.completed
+    assert list(found.blocks) == [assistant("Hello")]
+
+
 @for_each(("ends", "status"), [([content_block(0, "stop")], "completed"), ([], "incomplete")])
 def test_a_refusal_inside_a_block_is_incomplete(ends: list[Any], status: str) -> None:
     """A refusal completes an answer only if all of its blocks have ended."""

@@ -208,13 +208,23 @@ class AnthropicDecoder(StreamDecoder):
     # Readers of events.
 
     def _read_message_start(self, message: JsonObject) -> None:
+        started = fields.require_object(message, "message")
         if self._started:
+            self._read_repeated_start(started)
             return
         self._started = True
-        started = fields.require_object(message, "message")
         self._message = {name: value for name, value in started.items() if name != "content"}
         self._update_usage(self._message)
         self._events.append(types.ResponseStarted(**fields.read_facts(self._message)))
+
+    def _read_repeated_start(self, started: JsonObject) -> None:
+        """Ignore the same message; another one is not the rest of this one, which has no end then."""
+        message_id = fields.get_text(started, "id")
+        if not message_id or message_id == fields.get_text(self._message, "id"):
+            return
+        problem = "another message started before the end of this one"
+        facts = fields.read_facts(self._message)
+        self._end(("failed", "server_error", problem), {**facts, "usage": read_usage(self._usage)})
 
     def _read_block_start(self, message: JsonObject) -> None:
         block = fields.require_object(message, "content_block")
