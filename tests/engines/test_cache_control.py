@@ -217,11 +217,14 @@ def test_missing_usage_gives_no_token_counts() -> None:
         ("responses:https://api.deepseek.com/v1#m", 180, 128),
         ("chat:https://api.groq.com/openai/v1#m", 336, 256),
         ("chat:https://api.mistral.ai/v1#m", 255, 224),
+        ("responses:https://api.x.ai/v1#m", 255, 192),
+        ("chat:https://api.x.ai/v1#m", 255, 192),
+        ("xai:m", 255, 192),
         ("chat:https://api.openai.com/v1#m", 336, 0),
     ],
 )
 def test_some_providers_cache_short_prompts(model: str, counted: int, cached: int) -> None:
-    """DeepSeek, Groq and Mistral read prompts below 1,024 tokens from their caches."""
+    """DeepSeek, Groq, Mistral and xAI read prompts below 1,024 tokens from their caches."""
     engine: Any = connect(model, api_key="k", clock=lambda: 1.0)
     turn = Turn([user("Hi")])
     plan = engine.plan(turn)
@@ -244,3 +247,9 @@ async def test_a_provider_without_keys_gets_none() -> None:
             await engine.run(Turn([user("Hi")]))
     assert ["prompt_cache_key" in body for body in server.bodies] == [False, True]
     assert find_host_rules("notgroq.com") is None
+
+
+def test_only_the_responses_api_of_xai_has_keys() -> None:
+    """The Chat Completions API of xAI has a header in their place."""
+    engines: list[Any] = [connect("xai:m", api_key="k"), connect("chat:https://api.x.ai/v1#m")]
+    assert [engine.cache_rules.keyed for engine in engines] == [True, False]

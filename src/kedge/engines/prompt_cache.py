@@ -31,14 +31,20 @@ HOST_RULES: Mapping[str, CacheRules] = {
     "deepseek.com": CacheRules(64, step=64, lifetime=3600.0, keyed=False),
     "groq.com": CacheRules(128, step=128, lifetime=7200.0, keyed=False),
     "mistral.ai": CacheRules(32, step=32),
+    "x.ai": CacheRules(64, step=64),
 }
 """Providers that cache shorter prompts than OpenAI, by the end of their host."""
+CHAT_HOST_RULES: Mapping[str, CacheRules] = {
+    **HOST_RULES,
+    "x.ai": CacheRules(64, step=64, keyed=False),  # this API of xAI has a header instead
+}
+"""The same for the Chat Completions API."""
 
 
-def find_host_rules(host: str) -> CacheRules | None:
+def find_host_rules(host: str, rules: Mapping[str, CacheRules] = HOST_RULES) -> CacheRules | None:
     """Return how the provider at a host caches prompts; None if this is not known."""
-    names = (name for name in HOST_RULES if host == name or host.endswith(f".{name}"))
-    return next((HOST_RULES[name] for name in names), None)
+    names = (name for name in rules if host == name or host.endswith(f".{name}"))
+    return next((rules[name] for name in names), None)
 
 
 def anthropic_rules(model: str, lifetime: CacheLifetime) -> CacheRules:

@@ -1,6 +1,6 @@
 """The built-in providers: their addresses, and the environment variables of their keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -9,10 +9,11 @@ from msgspec import Struct
 from kedge import engines
 from kedge._internal.arguments import read_variable
 from kedge.engines import Engine
-from kedge.engines.prompt_cache import find_host_rules
+from kedge.engines.prompt_cache import CHAT_HOST_RULES, HOST_RULES, find_host_rules
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
 from kedge.evidence.server_evidence import KNOWN_IDENTITIES, find_known_host
+from kedge.planning.cache_plan import CacheRules
 from kedge.providers.clients import PRACTICE_SCOPE, check_names, make_engine, parse_address
 
 OLLAMA_PORT = 11434
@@ -31,14 +32,16 @@ def _build_responses_engine(
     settings.setdefault("known_server", find_known_host(str(parse_address(base_url))))
     if settings["known_server"] is not None:
         settings.setdefault("prompt_cache", settings["known_server"].remembers)
-    _add_cache_rules(base_url, settings)
+    _add_cache_rules(base_url, settings, HOST_RULES)
     return make_engine(ResponsesEngine, provider, model, base_url, api_key, settings)
 
 
-def _add_cache_rules(base_url: str, settings: dict[str, Any]) -> None:
+def _add_cache_rules(
+    base_url: str, settings: dict[str, Any], host_rules: Mapping[str, CacheRules]
+) -> None:
     """Add how the provider at an address caches prompts, if that is known."""
     host = urlsplit(str(parse_address(base_url))).hostname or ""
-    rules = find_host_rules(host)
+    rules = find_host_rules(host, host_rules)
     if rules is not None:
         settings.setdefault("cache_rules", rules)
         settings.setdefault("prompt_cache", True)
@@ -49,7 +52,7 @@ def _build_chat_engine(
 ) -> Engine:
     from kedge.engines.chat_completions import ChatCompletionsEngine
 
-    _add_cache_rules(base_url, settings)
+    _add_cache_rules(base_url, settings, CHAT_HOST_RULES)
     return make_engine(ChatCompletionsEngine, provider, model, base_url, api_key, settings)
 
 
