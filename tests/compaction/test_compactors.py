@@ -324,16 +324,16 @@ def test_provider_without_compaction_is_reported() -> None:
 
 
 class CompactingEngine(FunctionEngine):
-    """An engine whose server puts its compaction item after another block."""
+    """An engine whose server retains a message."""
 
     async def compact(self, turn: Turn) -> tuple[list[Block], Usage]:
         """Return a long item."""
         item = opaque({"type": "compaction", "encrypted_content": "x" * 4_000})
-        return [user("kept"), item], Usage(1)
+        return [item, user("kept")], Usage(1)
 
 
 def test_endpoint_compacts_only_what_is_new() -> None:
-    """The item is put before other blocks, because a server ignores what precedes it, and is not compacted again."""
+    """What the server returned replaces the history, and is not compacted again."""
     compactor, engine = ServerCompactor(100, "endpoint"), CompactingEngine(lambda _: "")
     result = compact_now(compactor, make_exchanges(20), engine=engine)
     assert [block.kind for block in result.blocks] == ["opaque", "user", "user", "assistant"]

@@ -9,7 +9,13 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.fake_server import complete_response, connect_to, json_response, message_item
+from engines.fake_server import (
+    RecordingServer,
+    complete_response,
+    connect_to,
+    json_response,
+    message_item,
+)
 from engines.runs import Link, last_text
 from for_each import for_each
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
@@ -56,6 +62,23 @@ async def test_call_ids_that_are_too_long_are_shortened(link: Link) -> None:
     turn = await link.send("What did I say first?", turn=turn)
     assert len(link.bodies[-1]["input"]) == 1
     assert "Call f." in last_text(turn)
+
+
+async def test_all_items_of_a_compacted_context_are_sent() -> None:
+    """A server returns messages and then its compaction item; a request with them has them all."""
+    content = [{"type": "input_text", "text": "Hi"}]
+    retained = {"type": "message", "role": "user", "content": content}
+    item = {"type": "compaction", "encrypted_content": "sealed"}
+    usage = {"input_tokens": 9, "output_tokens": 1}
+    answer = {"output": [retained, item], "usage": usage, "input_tokens": 5}
+    server = RecordingServer(json_response(answer))
+    async with connect_to(server.handle, "responses") as engine:
+        blocks, counted = await engine.compact(Turn([user("Hi")]))
+        await engine.count_tokens(Turn([*blocks, user("Continue")]))
+    assert counted.input_tokens == 9
+    assert [block.kind for block in blocks] == ["opaque", "user"]
+    sealed, kept, new = server.bodies[-1]["input"]
+    assert (sealed["type"], kept["role"], new["role"]) == ("compaction", "user", "user")
 
 
 @pytest.mark.parametrize("options", [{"prompt": PROMPT}, {"extra_body": {"prompt": PROMPT}}])

@@ -248,9 +248,8 @@ class ServerCompactor(base.SelfTriggeredCompactor):
         except KedgeError as error:
             note = f"the server did not compact ({type(error).__name__}); nothing was cut"
             return Replacement(request.blocks, (note,))
-        # A server ignores everything before a compaction item, so other returned blocks are put after it.
-        compacted = sorted(cast("list[Block]", compacted), key=is_compaction, reverse=True)
-        return Replacement((*map(_detach_block, compacted), *request.blocks[start:]), usage=usage)
+        replaced = [_detach_block(block) for block in cast("list[Block]", compacted)]
+        return Replacement((*replaced, *request.blocks[start:]), usage=usage)
 
 
 def _context_start(request: CompactionRequest) -> int:

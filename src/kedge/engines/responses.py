@@ -41,7 +41,7 @@ from kedge.evidence.server_evidence import (
 from kedge.observe import get_logger, measure
 from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
 from kedge.planning.anchors import get_conversation_id, has_hidden_context
-from kedge.planning.digests import prefix_digest
+from kedge.planning.digests import is_compaction, prefix_digest
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn, block_from_item
 from kedge.turns.frozen_json import get_wrapped
 from kedge.wire.decoder import StreamDecoder
@@ -165,12 +165,17 @@ class ResponsesEngine(RequestEngine):
         return self._read_token_count(answer)
 
     async def compact(self, turn: Turn) -> tuple[list[Block], Usage]:
-        """Request a compaction of this Turn; return the replacement blocks and the usage."""
+        """Request a compaction of this Turn; return the replacement blocks and the usage.
+
+        The server returns messages of the user and then its compaction item. A request starts at the newest
+        compaction item, so the item is put before the messages, which are sent after it.
+        """
         answer = await self._post_apart("/responses/compact", turn, {"model": self.model})
         output = answer.get("output")
         if not isinstance(output, list) or not output:
             raise ServerFailed("the server returned no compacted items", provider=self.name)
         blocks = [block_from_item(item) for item in cast("list[dict[str, Any]]", output)]
+        blocks.sort(key=is_compaction, reverse=True)
         return blocks, read_usage(answer) or Usage()
 
     async def _post_apart(
