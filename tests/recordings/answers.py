@@ -83,7 +83,7 @@ def read_blocks(blocks: Iterable[turns.Block], outcome: Outcome) -> Answer:
     """Return the content of an answer from its blocks."""
     answer = Answer(outcome.status, outcome.reason, outcome.response_id)
     if outcome.usage is not None:
-        answer.usage = _usage_numbers(outcome.usage)
+        answer.usage = usage_numbers(outcome.usage)
     for block in blocks:
         match block:
             case turns.AssistantBlock():
@@ -117,7 +117,8 @@ def _read_members(block: turns.Block) -> JsonObject:
     return {name: value for each in both for name, value in thaw(each).items()}
 
 
-def _usage_numbers(usage: Usage) -> tuple[int, ...]:
+def usage_numbers(usage: Usage) -> tuple[int, ...]:
+    """Return the counts of tokens in the order in which recorded ones are read."""
     names = ("input", "cached", "output", "reasoning", "cache_write")
     return tuple(getattr(usage, f"{name}_tokens") for name in names)
 
@@ -405,6 +406,9 @@ def _merge_message(exchange: Exchange) -> JsonObject:
     for event in exchange.iter_events():
         match event.get("type"):
             case "message_start":
+                if message.get("id", event["message"]["id"]) != event["message"]["id"]:
+                    message["type"] = "error"  # another message is not the rest of this one
+                    break
                 message = dict(event["message"])
             case "content_block_start":
                 blocks[event["index"]] = dict(event["content_block"])
@@ -419,7 +423,7 @@ def _merge_message(exchange: Exchange) -> JsonObject:
             case _:
                 pass
     for index, written in inputs.items():
-        blocks[index]["input"] = json.loads(written or "{}")
+        blocks[index]["input"] = parse_arguments(written)
     return {**message, "content": [blocks[index] for index in sorted(blocks)]}
 
 

@@ -1,6 +1,7 @@
 """Replay a folder of recorded exchanges: ``make test-recordings RECORDINGS=FOLDER``. CONTRIBUTING.md describes it.
 
-It prints counts for each API and host, and every difference; the exit code is 1 if there are any.
+It prints counts for each API and host, what it does not read, and every difference; the exit code is 1 if there are
+any differences.
 """
 
 import re
@@ -33,6 +34,9 @@ class Report:
     replayed: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     differing: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     opaque: Counter[str] = field(default_factory=Counter[str])
+    unread: Counter[str] = field(default_factory=Counter[str])
+    limited: Counter[str] = field(default_factory=Counter[str])
+    """The exchanges of which only a part is checked, by the reason."""
     judged: int = 0
     chained: int = 0
     differences: list[str] = field(default_factory=list[str])
@@ -43,6 +47,10 @@ class Report:
         self.replayed[place] += 1
         self.differing[place] += bool(found)
         self.differences += [f"{exchange.name}: {each}" for each in found]
+        if not exchange.request:
+            self.limited["have no recorded request to send to the strict server"] += 1
+        if exchange.has_several_answers:
+            self.limited["have several answers, of which the first is read"] += 1
 
     def check_documents(self) -> None:
         """Add the types of events that were passed on although no line of the documentation names them."""
@@ -58,13 +66,18 @@ class Report:
             )
         print(f"{self.judged} conversations judged, {self.chained} requests chained")
         print(f"{sum(self.opaque.values())} events of {len(self.opaque)} types passed on")
+        for reason, count in sorted(self.limited.items()):
+            print(f"{count} exchanges {reason}")
+        for kind, count in sorted(self.unread.items()):
+            print(f"not read: {count} exchanges ({kind})")
         print("\n".join(self.differences), end="\n" if self.differences else "")
         print(f"{len(self.differences)} differences")
 
 
 async def check(exchanges: list[Exchange]) -> Report:
     """Replay exchanges, and return the report."""
-    report = Report()
+    report = Report(unread=Counter(each.unread_kind for each in exchanges if each.unread_kind))
+    exchanges = [each for each in exchanges if not each.unread_kind]
     with (
         serve_recordings() as (server, url),
         serve() as strict,
@@ -98,7 +111,7 @@ async def check_conversation(
     group: list[Exchange], server: RecordedServer, url: str, report: Report
 ) -> None:
     """Replay a conversation of several requests; only the Responses API has anchors."""
-    group = [each for each in group if each.is_answer]
+    group = [each for each in group if each.is_answer and not each.is_compaction]
     if len(group) < 2 or group[0].api == "messages":
         return
     report.judged += 1

@@ -20,8 +20,8 @@ from starlette.routing import Route
 
 from app_thread import serve_app
 from kedge import connect
-from kedge.engines import Engine
-from kedge.engines.prompt_cache import find_host_rules
+from kedge.engines import Engine, ResponsesEngine
+from kedge.engines.prompt_cache import CHAT_HOST_RULES, HOST_RULES, find_host_rules
 from kedge.errors import AnswerIncomplete, EngineError, KedgeError
 from kedge.events import Event, OpaqueEvent, Outcome
 from kedge.events.run import AnswerFinished
@@ -30,9 +30,9 @@ from kedge.evidence.server_evidence import find_known_host
 from kedge.planning.digests import call_effect
 from kedge.providers.registry import find_chat_settings
 from kedge.turns import Block, OpaqueBlock, ToolCallBlock, Turn, opaque, tool_result, user
-from recordings.answers import read_blocks, read_recorded
+from recordings.answers import Answer, read_blocks, read_recorded, usage_numbers
 from recordings.exchanges import Exchange, JsonObject
-from recordings.resent import compare_resent
+from recordings.resent import compare_compacted, compare_resent
 
 MAX_PIECE = 40
 """The maximum number of bytes of a piece of a response that is cut."""
@@ -94,7 +94,8 @@ def connect_recorded(exchange: Exchange, url: str, **settings: Any) -> Engine:
     """Return the engine for the API of an exchange, with the rules for its host, at the local server."""
     model = exchange.request.get("model") or "model"
     options: dict[str, Any] = {"api_key": "recorded", "max_retries": 0, **settings}
-    if rules := find_host_rules(exchange.host):
+    host_rules = CHAT_HOST_RULES if exchange.api == "chat" else HOST_RULES
+    if rules := find_host_rules(exchange.host, host_rules):
         options |= {"prompt_cache": True, "cache_rules": rules}
     match exchange.api:
         case "messages":
@@ -155,6 +156,10 @@ async def replay(
         engine = connect_recorded(exchange, url, mode="stateless")
         async with engine:
             server.play(exchange, cuts=cuts)
+            if exchange.is_compaction and exchange.is_answer:
+                differences = await _replay_compaction(exchange, server, engine)
+                found += [f"{form}: {each}" for each in differences]
+                continue
             run = await run_exchange(engine, Turn([user("Hello")]), streaming=exchange.is_stream)
             opaque_types.update(run.opaque_types)
             differences = compare_run(exchange, run)
@@ -162,6 +167,19 @@ async def replay(
                 differences = await _continue(exchange, server, engine, run)
         found += [f"{form}: {each}" for each in differences]
     return found
+
+
+async def _replay_compaction(
+    exchange: Exchange, server: RecordedServer, engine: Engine
+) -> list[str]:
+    """Compact a Turn, and return in what the result and a request with it differ from the recorded object."""
+    assert isinstance(engine, ResponsesEngine)
+    blocks, usage = await engine.compact(Turn([user("Hello")]))
+    seen = Answer(usage=usage_numbers(usage))
+    differences = Answer(usage=read_recorded(exchange).usage).compare(seen)
+    server.play(exchange)
+    await run_exchange(engine, Turn([*blocks, user("Continue")]), streaming=False)
+    return [*differences, *compare_compacted(exchange, server.bodies[0])]
 
 
 def compare_run(exchange: Exchange, run: Run) -> list[str]:
@@ -177,8 +195,19 @@ def compare_run(exchange: Exchange, run: Run) -> list[str]:
         seen.native = {}
     if outcome.status == "failed":
         seen.reason = expected.reason
-    anomalies = [f"anomaly: {each}" for each in run.events if isinstance(each, AnomalyNoted)]
-    return [*expected.compare(seen), *anomalies]
+    return [*expected.compare(seen), *_compare_anomalies(exchange, run)]
+
+
+def _compare_anomalies(exchange: Exchange, run: Run) -> list[str]:
+    """Return the anomalies that are not in the recording, and the gaps of the recording that were not noted."""
+    expected = [
+        f"gap: events are missing before sequence number {number}"
+        for number in exchange.sequence_gaps
+    ]
+    noted = [f"{each.kind}: {each.detail}" for each in run.events if isinstance(each, AnomalyNoted)]
+    wrong = [f"anomaly: {each}" for each in noted if each not in expected]
+    missed = [f"anomaly not noted: {each}" for each in expected if each not in noted]
+    return [*wrong, *missed]
 
 
 def _compare_error(exchange: Exchange, run: Run) -> list[str]:

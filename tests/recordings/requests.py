@@ -4,7 +4,7 @@ import httpx2
 
 from kedge.errors import InvalidTurn
 from kedge.wire import blocks_from_messages
-from recordings.exchanges import PATHS, Exchange, JsonObject
+from recordings.exchanges import COMPACT_PATH, PATHS, Exchange, JsonObject
 
 STRICT_HOSTS = {
     "responses": "api.openai.com",
@@ -33,7 +33,15 @@ def is_self_contained(exchange: Exchange) -> bool:
         return False
     items = exchange.request.get("input")
     listed = items if isinstance(items, list) else []
-    return not any(item.get("type") == "item_reference" for item in listed)
+    return not any(map(_refers_to_stored_item, listed))
+
+
+def _refers_to_stored_item(item: JsonObject) -> bool:
+    """Return whether an item has only the id of what its server stores; reasoning has it encrypted otherwise."""
+    if item.get("type") == "item_reference":
+        return True
+    has_only_id = bool(item.get("id")) and not item.get("encrypted_content")
+    return item.get("type") == "reasoning" and has_only_id
 
 
 def drop_sealed(request: JsonObject) -> JsonObject:
@@ -62,11 +70,10 @@ async def send_to_strict_server(
     exchange: Exchange, client: httpx2.AsyncClient, strict: str, lenient: str
 ) -> list[str]:
     """Return why the strict server rejects a body that its provider accepted."""
-    if not is_self_contained(exchange):
+    if not exchange.request or not is_self_contained(exchange):
         return []
+    path = COMPACT_PATH if exchange.is_compaction else PATHS[exchange.api]
     url = strict if exchange.host == STRICT_HOSTS[exchange.api] else lenient
     headers = {"anthropic-version": "2023-06-01"} if exchange.api == "messages" else {}
-    reply = await client.post(
-        f"{url}{PATHS[exchange.api]}", json=drop_sealed(exchange.request), headers=headers
-    )
+    reply = await client.post(f"{url}{path}", json=drop_sealed(exchange.request), headers=headers)
     return [] if reply.status_code < 400 else [f"rejected by the strict server: {reply.text[:300]}"]

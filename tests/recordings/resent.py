@@ -18,6 +18,16 @@ def compare_resent(exchange: Exchange, body: JsonObject) -> list[str]:
     return [f"sent back: {each}" for each in differences]
 
 
+def compare_compacted(exchange: Exchange, body: JsonObject) -> list[str]:
+    """Return what is missing in a request with the items that replace a compacted context: all of them are sent."""
+    sent = [_normalize_item(item) for item in body["input"]]
+    return [
+        f"sent back: no item like {_describe(item)}"
+        for item in read_object(exchange)["output"]
+        if _normalize_item(item) not in sent
+    ]
+
+
 def _clean(value: Any, *drop: str) -> Any:
     """Return a JSON value without nulls, empty lists, and these members."""
     if isinstance(value, list):
@@ -54,7 +64,8 @@ def _compare_items(response: JsonObject, body: JsonObject) -> list[str]:
 def _normalize_item(item: JsonObject) -> Any:
     plain = _clean(item, "id", *SERVER_MEMBERS)
     if isinstance(plain.get("content"), str):
-        plain["content"] = [{"type": "output_text", "text": plain["content"]}]
+        kind = "output_text" if plain.get("role") == "assistant" else "input_text"
+        plain["content"] = [{"type": kind, "text": plain["content"]}]
     return {"type": "message", **plain}
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
+from kedge.engines import ResponsesEngine
+from kedge.turns import Turn
 from recordings.check_recordings import Report, check, main
 from recordings.exchanges import read_folder
 
@@ -41,7 +43,7 @@ def make_stream(*events: dict[str, Any]) -> str:
 def make_line(api: str, name: str, request: dict[str, Any], body: Any, **members: Any) -> str:
     """Return a line of a recording."""
     text = body if isinstance(body, str) else json.dumps(body)
-    line = {"name": name, "api": api, "host": HOSTS[api], "status": 200, "request": request}
+    line = {"name": name, "api": api, "host": HOSTS.get(api), "status": 200, "request": request}
     return json.dumps({**line, "body": text, **members})
 
 
@@ -147,6 +149,88 @@ def test_a_rejected_body_and_an_unknown_event_are_differences(tmp_path: Path) ->
     rejected, unknown = report.differences
     assert rejected.startswith("new#0: rejected by the strict server: ")
     assert unknown == "events of type response.something_new.delta are passed on and not documented"
+
+
+def test_what_is_not_read_is_named_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other APIs, other paths and frames of WebSockets are not read, and are no differences."""
+    request, answer = {"model": "gpt-5.1", "input": "Hi"}, make_response("Hello.")
+    lines = [
+        make_line("responses", "hello#0", request, answer, path="POST /v1/responses?x=1"),
+        make_line("interactions", "other#0", request, {"id": "v1_1"}),
+        make_line("responses", "stored#0", request, answer, path="GET /v1/responses/resp_1"),
+        make_line("responses", "frames#0", request, "{}", status=101),
+    ]
+    assert main(str(write_folder(tmp_path, *lines))) == 0
+    printed = capsys.readouterr().out
+    assert "1 exchanges, 0 with differences" in printed
+    for kind in (
+        "API interactions",
+        "API responses, GET /v1/responses/ID",
+        "API responses, frames of a WebSocket",
+    ):
+        assert f"not read: 1 exchanges ({kind})" in printed
+
+
+def make_compaction_line(*messages: str) -> str:
+    """Return a compaction of a context, of which these messages are retained."""
+    retained = [
+        {**MESSAGE, "role": "user", "content": [{"type": "input_text", "text": text}]}
+        for text in messages
+    ]
+    item = {"type": "compaction", "id": "cmp_1", "encrypted_content": "sealed"}
+    answer = {"object": "response.compaction", "output": [*retained, item], "usage": USAGE}
+    request = {"model": "gpt-5.1", "input": [{"role": "user", "content": "Hi"}]}
+    return make_line("responses", "c#0", request, answer, path="POST /v1/responses/compact")
+
+
+def test_a_compaction_is_replayed_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compacted context is read and sent back, and an item that is not sent back is a difference."""
+    folder = write_folder(tmp_path, make_compaction_line("Hi", "How are you?"))
+    assert replay_folder(folder).differences == []
+    compact = ResponsesEngine.compact
+
+    async def compact_without_first(engine: ResponsesEngine, turn: Turn) -> Any:
+        blocks, usage = await compact(engine, turn)
+        return blocks[1:], usage
+
+    monkeypatch.setattr(ResponsesEngine, "compact", compact_without_first)
+    whole, cut = replay_folder(folder).differences
+    assert whole.startswith('c#0: whole: sent back: no item like {"type": "compaction"')
+    assert cut.startswith("c#0: cut: sent back: no item like")
+
+
+def test_the_first_of_several_answers_is_read(tmp_path: Path) -> None:
+    """A recording of several streams is read up to the end of the first, and counted; a gap of it is no difference."""
+    stream = make_stream(
+        {"type": "response.created", "sequence_number": 0, "response": make_response("")},
+        {"type": "response.completed", "sequence_number": 5, "response": make_response("Hello.")},
+    )
+    several = stream + make_stream({"type": "response.completed", "response": make_response("No.")})
+    request = {"model": "gpt-5.1", "input": "Hi"}
+    report = replay_folder(
+        write_folder(tmp_path, make_line("responses", "two#0", request, several))
+    )
+    assert report.differences == []
+    assert report.limited == {"have several answers, of which the first is read": 1}
+
+
+def test_a_request_that_was_not_recorded_is_not_sent(tmp_path: Path) -> None:
+    """An answer without its request is read, and nothing is sent to the strict server."""
+    line = make_line("responses", "a#0", {}, make_response("Hello."))
+    report = replay_folder(write_folder(tmp_path, line))
+    assert report.differences == []
+    assert report.limited == {"have no recorded request to send to the strict server": 1}
+
+
+def test_a_reference_to_stored_reasoning_is_not_sent(tmp_path: Path) -> None:
+    """Reasoning that has only its id is stored with its provider, and not with the strict server."""
+    stored = {"type": "reasoning", "id": "rs_1", "summary": []}
+    items = [{"role": "user", "content": "Hi"}, stored, {"role": "user", "content": "And?"}]
+    request = {"model": "gpt-5.1", "input": items}
+    line = make_line("responses", "a#0", request, make_response("Hello."))
+    assert replay_folder(write_folder(tmp_path, line)).differences == []
 
 
 def test_a_folder_without_recordings_is_an_error(
