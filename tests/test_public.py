@@ -175,7 +175,7 @@ def test_frozen_classes_declare_no_mutable_members() -> None:
 
 
 NESTED: dict[str, Any] = {"a": {"b": [{"c": 1}], "d": {"e": 1}}}
-FAILED_LINE = LineResult("1", "failed", kind="RateLimited")
+FAILED_LINE = LineResult("1", "failed", error_class="RateLimited")
 FROZEN_VALUES = (
     Models({}),
     BatchJob("b", "sqlite:///x.db", "practice", params={"n": 1}),

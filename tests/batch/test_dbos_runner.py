@@ -231,7 +231,7 @@ def test_workflow_abandoned_by_dbos_is_a_failed_line() -> None:
         workflow_id="b.a.1", status="MAX_RECOVERY_ATTEMPTS_EXCEEDED", output=None, error=None
     )
     result = dbos_runner._to_result(workflow, BatchLine("a", ("Hi",)))
-    assert (result.id, result.status, result.kind) == ("a", "failed", workflow.status)
+    assert (result.id, result.status, result.error_class) == ("a", "failed", workflow.status)
     assert dbos_runner._workflow_id("b.a", {"b.a.1": workflow}) == "b.a.2"
     assert dbos_runner._workflow_id("b.a", {}) == "b.a.1"
 

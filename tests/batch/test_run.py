@@ -90,7 +90,7 @@ async def test_every_line_is_a_conversation(
 def test_a_line_without_an_answer_has_no_price_to_miss() -> None:
     """Only lines that have answers and no known price are counted as such."""
     results = [
-        LineResult("failed", "failed", error="no", kind="ServerFailed"),
+        LineResult("failed", "failed", error="no", error_class="ServerFailed"),
         LineResult("answered", "completed", answers=("Hello.",)),
         LineResult("priced", "completed", answers=("Hello.",), cost=0.5),
     ]
@@ -357,7 +357,7 @@ def test_partial_last_line_is_removed(tmp_path: Path) -> None:
         complete = file.read_bytes().count(b"\n")
         with ResultsFile(file) as results:
             assert len(results.load()) == complete
-            results.append(LineResult("c", "failed", error="no", kind="ServerFailed"))
+            results.append(LineResult("c", "failed", error="no", error_class="ServerFailed"))
             assert list(results.load()) == [*("a", "b")[:complete], "c"]
     file = tmp_path / "out.jsonl"
     with ResultsFile(file) as results:
@@ -440,7 +440,7 @@ async def test_line_with_schema_has_valid_json_answers(
     await run_batch(file, **batch)
     results = read_results(batch)
     assert results["a"]["answers"] == ["5", "7"]
-    assert (results["b"]["status"], results["b"]["kind"]) == ("failed", "OutputInvalid")
+    assert (results["b"]["status"], results["b"]["error_class"]) == ("failed", "OutputInvalid")
     sent = len(server.requests)
     line = BatchLine("a", ("x",), schema=number)
     assert BatchLine.from_dict(line.to_dict()) == line

@@ -223,13 +223,13 @@ def _to_result(status: "WorkflowStatus", line: BatchLine) -> LineResult:
     output: dict[str, Any] | None = status.output
     if status.status == "SUCCESS" and output:
         return msgspec.convert(output, LineResult)
-    kind = status.status
+    error_class = status.status
     reason: object = "no reason given"
     if status.error:
-        kind = type(status.error).__name__
+        error_class = type(status.error).__name__
         reason = status.error
     message = f"the workflow ended as {status.status.lower()}: {reason}"
-    return LineResult(line.id, "failed", error=message, kind=kind)
+    return LineResult(line.id, "failed", error=message, error_class=error_class)
 
 
 class _WorkerPool:

@@ -35,14 +35,14 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap, freeze_map, thaw
 
 LINE_KEYS = ("id", "prompt", "prompts", "system", "model", "params", "schema")
 RESERVED_OPTIONS = ("self", "key", "at", "keep", "tap", "candidates", "before_send", "output")
-"""Options of a conversation that are not request parameters, so that a line cannot set them."""
+"""Arguments of ``Conversation.send`` and its variants that a batch sets itself or that JSON cannot express."""
 _OPTION_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "model": ((str, type(None)), "a text"),
     "tools": ((list, dict), "a list of tool definitions"),
     "ephemeral": ((str, list), "a text or a list of texts"),
     "text": ((dict, type(None)), "an object"),
 }
-"""Options that Kedge reads itself, so their types are not checked by a server."""
+"""Options that Kedge reads itself, so no server checks their types: the types, and their name in errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class BatchLine:
     """The JSON schema of each answer, if it has one."""
 
     def __post_init__(self) -> None:
+        # A frozen instance is changed by object.__setattr__ only.
         check_type("id of a line", str, self.id)
         location = f"line {self.id!r}"
         check_type(f"{location}: system and model", str, self.system, self.model)
@@ -78,8 +79,8 @@ class BatchLine:
 
         Args:
             data: The parsed JSON.
-            number: The line number, which is the id of a line without one.
             location: The prefix of error messages.
+            number: The line number, which is the id of a line without one.
 
         Raises:
             InvalidBatch: The line is malformed.
@@ -94,7 +95,10 @@ class BatchLine:
                 )
         if ("prompt" in table) == ("prompts" in table):
             raise InvalidBatch(f"{location} needs either a prompt or prompts")
-        prompts = table["prompts"] if "prompts" in table else [table["prompt"]]
+        if "prompts" in table:
+            prompts = table["prompts"]
+        else:
+            prompts = [table["prompt"]]
         params: object = table.get("params")
         if params is None:
             params = {}
@@ -109,23 +113,23 @@ class BatchLine:
 
 
 def check_line_params(params: object, location: str) -> dict[str, Any]:
-    """Check the request parameters; options of Kedge are rejected."""
+    """Check the request parameters; those in ``RESERVED_OPTIONS`` are rejected."""
     if not isinstance(params, dict):
         raise InvalidBatch(f"{location} must be an object")
-    checked = cast("dict[str, Any]", params)
+    table = cast("dict[str, Any]", params)
     for name in RESERVED_OPTIONS:
-        if name in checked:
+        if name in table:
             raise InvalidBatch(
                 f"{location} has {name!r}, which is not a request parameter; remove it"
             )
     for name, (types, expected) in _OPTION_TYPES.items():
-        if name in checked and not isinstance(checked[name], types):
+        if name in table and not isinstance(table[name], types):
             raise InvalidBatch(f"{location}.{name} must be {expected}")
     try:
-        freeze_map(checked, location)
+        freeze_map(table, location)
     except InvalidJSON as error:
         raise InvalidBatch(str(error)) from error
-    return checked
+    return table
 
 
 def _check_schema(schema: object, location: str) -> dict[str, Any] | None:
@@ -133,12 +137,12 @@ def _check_schema(schema: object, location: str) -> dict[str, Any] | None:
         return None
     if not isinstance(schema, dict):
         raise InvalidBatch(f"{location} must be an object: a JSON schema")
-    checked = cast("dict[str, Any]", schema)
+    table = cast("dict[str, Any]", schema)
     try:
-        to_output_schema(checked, "answer")
+        to_output_schema(table, "answer")
     except (InvalidSetting, InvalidJSON) as error:
         raise InvalidBatch(f"{location}: {error}") from error
-    return checked
+    return table
 
 
 @checked
@@ -212,7 +216,7 @@ def _check_text(value: object, location: str) -> str:
 
 
 LINE_PREFIX = b'{"id": "'
-"""The start of every line of the file."""
+"""The start of every line of the results file."""
 
 
 class LineResult(msgspec.Struct, frozen=True):
@@ -231,8 +235,8 @@ class LineResult(msgspec.Struct, frozen=True):
     cost: float | None = None
     seconds: float = 0.0
     error: str = ""
-    kind: str = ""
-    """The class name of the error."""
+    error_class: str = ""
+    """The name of the error's class, or the status of a DBOS workflow that ended without an error."""
     retryable: bool = False
     fingerprint: str = ""
     """A hash of the line's prompts, model and parameters; see ``BatchJob.fingerprint``."""
@@ -241,30 +245,35 @@ class LineResult(msgspec.Struct, frozen=True):
         check_fields(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as a line of the file."""
+        """Return the members of a line of the results file, without empty texts, None and False."""
+        members = msgspec.to_builtins(self)
+        # The number 0 is a count and remains, so False cannot be found by comparison, to which it is equal.
         return {
             name: value
-            for name, value in msgspec.to_builtins(self).items()
-            if value not in ("", None) and value is not False  # unlike False, 0 is a count
+            for name, value in members.items()
+            if value not in ("", None) and value is not False
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Totals of a batch. ``skipped`` lines were finished by earlier runs."""
+    """The lines of a batch, and the totals of those that this run finished."""
 
     total: int = 0
+    """The number of lines of the batch."""
     completed: int = 0
     failed: int = 0
     skipped: int = 0
+    """The number of lines that earlier runs completed."""
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
     unpriced: int = 0
+    """The number of lines with answers whose cost is unknown; ``cost`` does not include them."""
     seconds: float = 0.0
     errors: Mapping[str, int] = EMPTY
-    """Number of failed lines by error."""
+    """The number of failed lines by the name of the error's class."""
 
 
 class ResultsFile:
@@ -282,11 +291,16 @@ class ResultsFile:
                 raise InvalidBatch(f"{self.path} is not a regular file; choose another with --out")
             self.path.parent.mkdir(parents=True, exist_ok=True)
             ensure_private_file(self.path)
-            _, complete = self._read()  # rejects a file of another program before it is changed
+            _, complete_bytes = (
+                self._read()
+            )  # rejects a file of another program before it is changed
             self._file = self.path.open("ab+")
-            self._file.truncate(complete)
-            self._file.seek(max(complete - 1, 0))
-            if self._file.read() not in (b"", b"\n"):  # only the line break is missing
+            self._file.truncate(complete_bytes)
+
+            # The last line may be a complete result whose line break is missing.
+            self._file.seek(max(complete_bytes - 1, 0))
+            last_byte = self._file.read()
+            if last_byte not in (b"", b"\n"):
                 self._file.write(b"\n")
         except OSError as error:
             raise InvalidBatch(f"{self.path} cannot be written: {error.strerror}") from error
@@ -305,21 +319,22 @@ class ResultsFile:
     def _read(self) -> tuple[dict[str, LineResult], int]:
         """Return the stored results by id, and the size of the file without a truncated last line."""
         results: dict[str, LineResult] = {}
-        complete = 0
+        complete_bytes = 0
         with self.path.open("rb") as file:
-            for number, text in enumerate(file, 1):
+            for number, line in enumerate(file, 1):
                 try:
-                    result = msgspec.convert(json.loads(text), LineResult)
+                    result = msgspec.convert(json.loads(line), LineResult)
                 except (ValueError, RecursionError) as error:
-                    if not isinstance(error, msgspec.ValidationError) and _is_truncated(text):
+                    is_json = isinstance(error, msgspec.ValidationError)
+                    if not is_json and _is_truncated(line):
                         break
                     raise InvalidBatch(
                         f"line {number} of {self.path} is not a result of a batch; "
                         "choose another file with --out"
                     ) from error
                 results[result.id] = result
-                complete += len(text)
-        return results, complete
+                complete_bytes += len(line)
+        return results, complete_bytes
 
     def append(self, result: LineResult) -> None:
         """Append a result and sync the file."""
@@ -336,10 +351,14 @@ class ResultsFile:
             ) from error
 
 
-def _is_truncated(text: bytes) -> bool:
+def _is_truncated(line: bytes) -> bool:
     """Return whether a line that is not JSON is a truncated result, or the zeros left by a power failure."""
-    is_start = text.startswith(LINE_PREFIX) or LINE_PREFIX.startswith(text)
-    return not text.endswith(b"\n") and (is_start or not text.strip(b"\0"))
+    if line.endswith(b"\n"):
+        return False
+    if not line.strip(b"\0"):
+        return True
+    # It may have been truncated within the prefix.
+    return line.startswith(LINE_PREFIX) or LINE_PREFIX.startswith(line)
 
 
 def summarize_results(
@@ -347,21 +366,23 @@ def summarize_results(
 ) -> Summary:
     """Return the totals of a batch."""
     listed = list(results)
+    failed = [result for result in listed if result.status == "failed"]
+    unpriced = [result for result in listed if result.cost is None and result.answers]
     return Summary(
         total=total,
-        completed=sum(each.status == "completed" for each in listed),
-        failed=sum(each.status == "failed" for each in listed),
+        completed=len(listed) - len(failed),
+        failed=len(failed),
         skipped=skipped,
         **sum_tokens(listed),
-        cost=sum(each.cost or 0.0 for each in listed),
-        unpriced=sum(each.cost is None and bool(each.answers) for each in listed),
+        cost=sum(result.cost or 0.0 for result in listed),
+        unpriced=len(unpriced),
         seconds=seconds,
-        errors=FrozenMap(Counter(each.kind for each in listed if each.kind)),
+        errors=FrozenMap(Counter(result.error_class for result in failed if result.error_class)),
     )
 
 
 def sum_tokens(counted: Iterable[LineResult | RequestRecord]) -> dict[str, Any]:
-    """Return the tokens of results or of requests, as the members that both have."""
+    """Return the sums of the token fields, as keyword arguments of ``Summary`` and ``LineResult``."""
     listed = list(counted)
     names = ("input_tokens", "cached_tokens", "output_tokens")
     return {name: sum(getattr(each, name) or 0 for each in listed) for name in names}

@@ -188,7 +188,7 @@ async def send_turn(context: BatchContext, line: BatchLine, number: int) -> dict
     except KedgeError as error:
         text = CHANGED_LINE_ERROR if isinstance(error, KeyReused) else str(error)
         retryable = bool(getattr(error, "retryable", False))
-        return {"error": text, "kind": type(error).__name__, "retryable": retryable}
+        return {"error": text, "error_class": type(error).__name__, "retryable": retryable}
 
 
 TurnFunction = Callable[[BatchContext, BatchLine, int], Awaitable[dict[str, Any]]]

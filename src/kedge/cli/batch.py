@@ -82,8 +82,8 @@ def command(
     with store_practice_responses(url), _show_progress() as show:
 
         def on_progress(progress: Progress) -> None:
-            if progress.last and progress.last.kind:
-                messages.setdefault(progress.last.kind, progress.last.error)
+            if progress.last and progress.last.error_class:
+                messages.setdefault(progress.last.error_class, progress.last.error)
             show(progress)
 
         summary = anyio.run(work, on_progress)
