@@ -111,4 +111,4 @@ def test_other_paths_are_unchanged(path: str) -> None:
 )
 def test_a_redirect_below_the_base_url(location: str, path: str | None) -> None:
     """Only a redirect to the same server, below the base URL, has a path."""
-    assert parse_base_url("http://host/v1").find_path("http://host/v1/a/b", location) == path
+    assert parse_base_url("http://host/v1").localize("http://host/v1/a/b", location) == path

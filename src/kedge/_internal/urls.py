@@ -14,7 +14,8 @@ from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 _UNSAFE = re.compile(r"[^\x21-\x7e]|\\")
 """Characters that clients remove, encode or treat as a slash."""
-_MAX_ENCODINGS = 5
+_DECODINGS = 5
+"""How often a path is percent-decoded to find hidden segments: a server may decode what a proxy has decoded."""
 NOT_A_URL = "it must be an http or https URL with a host name"
 
 
@@ -65,19 +66,23 @@ class BaseUrl:
             raise ValueError("it is not below the base URL")
         return url
 
-    def find_path(self, url: str, location: str) -> str | None:
-        """Return the path, query and fragment of a redirect relative to this URL; None if it is not below it.
+    def localize(self, url: str, target: str) -> str | None:
+        """Return the target of a redirect relative to this URL, with which a proxy rewrites ``Location``.
 
         Args:
             url: The URL that answered with the redirect.
-            location: The address of the redirect, which may be relative.
+            target: The address that it names, which may be relative to ``url``.
+
+        Returns:
+            The path, query and fragment; None if the target is not below this URL.
         """
         try:
-            parts = urlsplit(urljoin(url, location))
+            parts = urlsplit(urljoin(url, target))
             path = parts.path.removeprefix(self.path)
             check_path(path)
         except ValueError:
             return None
+        # Without the prefix, the path of a target elsewhere would remain complete, so it is compared with it.
         if (parts.scheme, parts.netloc, parts.path) != (self.scheme, self.host, self.path + path):
             return None
         return urlunsplit(("", "", path, parts.query, parts.fragment))
@@ -92,17 +97,25 @@ def parse_base_url(url: str) -> BaseUrl:
     """
     try:
         parts = urlsplit(url)
-        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        host_name = parts.hostname
+        port = parts.port
     except ValueError:  # whose message may contain the password
         raise ValueError(NOT_A_URL) from None
-    if not is_address:
+    if parts.scheme not in ("http", "https") or not host_name or port == 0:
         raise ValueError(NOT_A_URL)
     if parts.query or parts.fragment or url.endswith(("?", "#")):
         raise ValueError("it must not have a query or a fragment")
     login, _, host = parts.netloc.rpartition("@")
     path = parts.path.rstrip("/")
-    if _UNSAFE.search(host + path) or "\\" in login or "%" in host.rpartition("]")[2]:
-        raise ValueError("it must not have blanks, control characters or backslashes")
+    # Clients differ in where a login with a backslash ends and the host begins.
+    if _UNSAFE.search(host + path) or "\\" in login:
+        raise ValueError(
+            "it must not have blanks, backslashes, control characters or letters outside of ASCII"
+        )
+    # Clients differ in whether they decode a host. Within brackets, "%" begins the zone of an IPv6 address.
+    _, _, host_outside_brackets = host.rpartition("]")
+    if "%" in host_outside_brackets:
+        raise ValueError("it must not have '%' in its host")
     return BaseUrl(parts.scheme, host, path, _build_authorization(login))
 
 
@@ -131,10 +144,12 @@ def check_path(path: str) -> None:
     if _UNSAFE.search(path) or "?" in path or "#" in path:
         raise ValueError("the path must not contain blanks, '\\', '?', '#' or control characters")
     decoded = path
-    for _ in range(_MAX_ENCODINGS):  # a server behind the upstream may decode a path once more
+    for _ in range(_DECODINGS):
         decoded = unquote(decoded)
-    segments = (segment.partition(";")[0] for segment in decoded.replace("\\", "/").split("/"))
-    if not {".", ".."}.isdisjoint(segments):
+    # Some servers treat a backslash as a slash, and remove parameters such as ";x=1" before they resolve "..".
+    segments = decoded.replace("\\", "/").split("/")
+    names = {segment.partition(";")[0] for segment in segments}
+    if "." in names or ".." in names:
         raise ValueError("the path must not contain '.' or '..' segments")
 
 
@@ -143,26 +158,33 @@ SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
 
 
 def is_safe_link(url: str) -> bool:
-    """Return whether a link is allowed."""
+    """Return whether the page may show a URL as a link."""
+    # Browsers remove control characters, so "java\tscript:" is a script.
+    if any(character <= " " for character in url):
+        return False
     try:
-        parts = urlsplit(url.strip())
+        parts = urlsplit(url)
     except ValueError:
         return False
-    if any(ord(character) < 33 for character in url):
+    if parts.scheme not in SAFE_SCHEMES:
         return False
-    return parts.scheme.lower() in SAFE_SCHEMES and bool(parts.netloc or parts.scheme == "mailto")
+    return parts.scheme == "mailto" or bool(parts.netloc)
 
 
 def find_doubled_part(url: str) -> str:
-    """Return the part of a path that occurs twice in a row, such as ``/v1`` in ``/v1/v1/responses``; else nothing."""
+    """Return the one or two segments of a path that occur twice in a row; empty if there are none.
+
+    In ``/v1/v1/responses`` they are ``/v1``, and in ``/api/v1/api/v1`` ``/api/v1``.
+    """
     try:
         segments = urlsplit(url).path.strip("/").split("/")
     except ValueError:
         return ""
     for length in (1, 2):
-        for start in range(len(segments) - 2 * length + 1):
+        for start in range(len(segments)):
             middle = start + length
             part = segments[start:middle]
-            if any(part) and part == segments[middle : middle + length]:
+            next_part = segments[middle : middle + length]
+            if any(part) and part == next_part:
                 return f"/{'/'.join(part)}"
     return ""

@@ -5,8 +5,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
-from operator import eq
 from typing import Any, NamedTuple
 
 import click
@@ -86,10 +84,11 @@ def command(
 
 
 class ShownBlocks(NamedTuple):
-    """Blocks, and the names of the models that wrote answers by block id, if there are several."""
+    """Blocks with the names of the models that wrote them."""
 
     blocks: Sequence[turns.Block]
     models: Mapping[str, str]
+    """The names of the models, by block id; empty unless several models answered."""
 
 
 def _print_conversation(
@@ -105,7 +104,7 @@ def _print_conversation(
 async def _name_models(
     store: Store, row: ConversationRow, node: Node, blocks: Sequence[turns.Block]
 ) -> ShownBlocks:
-    """Return the last blocks of the path to a node with the names of their models."""
+    """Return the blocks, the last on the path to a node, with the names of their models."""
     tree = await trees.read_tree(store, row)
     path = trees.path_to(tree, node.id)
     offset = node.length - len(blocks)
@@ -129,11 +128,13 @@ async def _follow(store: Store, name: str, last: int | None, *, full: bool) -> N
             blocks = (await store.load(row, node.id)).blocks
             ids = [block.id for block in blocks]
             if printed_head is None and last is not None:
-                printed_ids = ids[:-last]
-            common = sum(takewhile(bool, map(eq, ids, printed_ids)))
-            if common < len(printed_ids) and not is_json():
+                printed_ids = ids[:-last]  # the blocks before the last ones are treated as printed
+
+            # After an undo, an edit or a change of the branch, the head does not continue what was printed.
+            common_length = _count_common(ids, printed_ids)
+            if common_length < len(printed_ids) and not is_json():
                 echo(dim(f"[now at node {node.id}, {pluralize(len(blocks), 'block')}]"))
-            new_blocks = await _name_models(store, row, node, blocks[common:])
+            new_blocks = await _name_models(store, row, node, blocks[common_length:])
             _print_new_blocks(new_blocks, full=full)
             printed_head = row.head
             printed_ids = ids
@@ -141,8 +142,18 @@ async def _follow(store: Store, name: str, last: int | None, *, full: bool) -> N
         row = await store.conversation(row.id)
 
 
+def _count_common(left: Sequence[str], right: Sequence[str]) -> int:
+    """Return the number of items with which both lists begin."""
+    length = 0
+    for left_item, right_item in zip(left, right, strict=False):
+        if left_item != right_item:
+            break
+        length += 1
+    return length
+
+
 def _print_new_blocks(shown: ShownBlocks, *, full: bool) -> None:
-    """Print the new blocks of a followed conversation at once, also into a pipe."""
+    """Print the new blocks of a followed conversation immediately, also into a pipe."""
     if is_json():
         for block in shown.blocks:
             echo_json(turns.dump_block(block))
@@ -158,11 +169,11 @@ def _dump(blocks: Sequence[turns.Block]) -> list[dict[str, Any]]:
 def print_blocks(
     blocks: Sequence[turns.Block], *, full: bool, models: Mapping[str, str] = EMPTY
 ) -> None:
-    """Print blocks as a chat; blocks that are not messages are folded into one line.
+    """Print blocks as a chat: messages in full, and any other block as one line.
 
     Args:
         blocks: The blocks.
-        full: Whether to print them in full.
+        full: Whether to print other blocks in full, too.
         models: The names of models to print with the blocks that they wrote, by block id.
     """
     for block in blocks:
@@ -231,8 +242,8 @@ async def diff_command(store: Store, row: ConversationRow, left: str, right: str
     def show() -> None:
         shared = pluralize(difference.shared, "block")
         echo(dim(f"nodes {left_node.id} and {right_node.id} share {shared}"))
-        _print_blocks("-", "red", difference.left)
-        _print_blocks("+", "green", difference.right)
+        _print_diff_lines("-", "red", difference.left)
+        _print_diff_lines("+", "green", difference.right)
 
     value = {
         "left": {"node": left_node.id, "blocks": _dump(difference.left)},
@@ -253,7 +264,7 @@ async def _resolve_node(store: Store, row: ConversationRow, at: str) -> Node:
         return await store.node(row, other.head)
 
 
-def _print_blocks(sign: str, color: str, blocks: tuple[turns.Block, ...]) -> None:
+def _print_diff_lines(sign: str, color: str, blocks: tuple[turns.Block, ...]) -> None:
     for block in blocks:
         line = f"{sign} {block.kind:<11} {describe(block, FOLD_WIDTH)}"
         echo(click.style(line, fg=color))
@@ -261,7 +272,7 @@ def _print_blocks(sign: str, color: str, blocks: tuple[turns.Block, ...]) -> Non
 
 EXCERPT_LENGTH = 60
 MAX_LANE_WIDTH = 15
-"""The number of aligned columns of lanes; wider rows are not aligned."""
+"""The maximum number of characters of lanes beside which the texts of nodes are aligned."""
 RESENT_SIGN = "↻"
 NODE_SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆", "merged": "◆"}
 MARK_COLORS: Mapping[Mark, str] = {
@@ -282,11 +293,11 @@ class AnnotatedTree:
     models: Mapping[int, str]
     """The model of each response by node, if several models answered."""
 
-    def heads(self, number: int) -> list[str]:
-        """Return labels of the conversations with their head here; ``head`` for the selected one."""
+    def heads(self, node_id: int) -> list[str]:
+        """Return labels of the conversations with their head at a node; ``head`` for the selected one."""
         labels: list[str] = []
         for row in self.conversations:
-            if row.head != number:
+            if row.head != node_id:
                 continue
             if row.id == self.tree.row.id:
                 labels.append("head")
@@ -301,23 +312,25 @@ class AnnotatedTree:
             marks.pop("full", None)  # healing sends the request in full
         return {mark: describe_mark(mark, reason) for mark, reason in marks.items()}
 
-    def excerpt(self, number: int) -> str:
-        """Return what an edit changed, or the beginning of the last block that this node added."""
-        edit = self.tree.edits.get(number)
+    def excerpt(self, node_id: int) -> str:
+        """Return what an edit changed, or the beginning of the last block that a node added."""
+        edit = self.tree.edits.get(node_id)
         if edit:
             return edit
-        if number not in self.blocks:
+        if node_id not in self.blocks:
             return ""
-        return describe(self.blocks[number], EXCERPT_LENGTH)
+        return describe(self.blocks[node_id], EXCERPT_LENGTH)
 
     def to_json(self, now: float, limit: int = 0) -> dict[str, Any]:
         """Return the tree as JSON values, the oldest node first; with a limit the newest nodes only."""
         nodes = sorted(self.tree.nodes, key=lambda node: node.id)
+        if limit:
+            nodes = nodes[-limit:]
         return {
             "conversation": self.tree.row.id,
             "head": self.tree.row.head,
             "conversations": {row.id: row.head for row in self.conversations},
-            "nodes": [self._node_to_json(node, now) for node in nodes[-limit:]],
+            "nodes": [self._node_to_json(node, now) for node in nodes],
         }
 
     def _node_to_json(self, node: Node, now: float) -> dict[str, Any]:
@@ -335,7 +348,7 @@ class AnnotatedTree:
 
 
 async def load_tree(store: Store, row: ConversationRow) -> AnnotatedTree:
-    """Read a tree of any size in three queries."""
+    """Read a tree in three reads, whose number of queries does not depend on its size."""
     tree = await trees.read_tree(store, row)
     return AnnotatedTree(
         tree,
@@ -346,10 +359,11 @@ async def load_tree(store: Store, row: ConversationRow) -> AnnotatedTree:
 
 
 def draw_graph(tree: trees.StoredTree, limit: int = 0) -> Iterator[tuple[str, Node | None]]:
-    """Yield the lanes of each line of a graph and its node, if any, beginning with the newest on the line to the head.
+    """Yield each line of a graph: the drawing of its lanes, and its node, or None if branches join there.
 
-    In a layout a side branch is complete before its parent line continues. Read from its end, only the
-    lanes left of a node are in use, and a side branch joins its line below its first node.
+    The newest node on the line to the head is the first. A layout is ordered from the root: a side
+    branch is complete before its parent line continues. It is therefore read from its end: only the lanes left of
+    a node are in use there, and a side branch joins its parent line below its first node.
 
     Args:
         tree: The tree.
@@ -359,23 +373,27 @@ def draw_graph(tree: trees.StoredTree, limit: int = 0) -> Iterator[tuple[str, No
     layout = compute_layout(
         (TreeNode(node.id, node.parent) for node in tree.nodes),
         tree.row.head,
-        ALL_NODES,
+        unfolded=ALL_NODES,
     )
-    joins = {edge.end for edge in layout.edges if edge.lane != edge.to_lane}
-    newest = set(sorted(nodes, reverse=True)[: limit or None])
-    for index, row in reversed(tuple(enumerate(layout.rows))):
-        node = nodes[row.node.id]
-        if node.id not in newest:
+    branch_starts = {edge.end for edge in layout.edges if edge.lane != edge.to_lane}
+    drawn_ids = set(nodes)
+    if limit:
+        drawn_ids = set(sorted(nodes)[-limit:])
+
+    for index, layout_row in reversed(tuple(enumerate(layout.rows))):
+        node = nodes[layout_row.node.id]
+        if node.id not in drawn_ids:
             continue
         sign = NODE_SIGNS.get(node.kind, "●")
         if _is_resent(tree, node):
             sign = RESENT_SIGN
-        yield "│ " * row.lane + sign, node
-        if index in joins and node.parent in newest:
-            yield "│ " * (row.lane - 1) + "├─┘", None
+        yield "│ " * layout_row.lane + sign, node
+        if index in branch_starts and node.parent in drawn_ids:
+            yield "│ " * (layout_row.lane - 1) + "├─┘", None
 
 
 def _is_resent(tree: trees.StoredTree, node: Node) -> bool:
+    """Return whether a node's request failed and was sent again, as another node."""
     response = tree.responses.get(node.id)
     return response is not None and response.is_resent
 
@@ -400,7 +418,8 @@ async def tree_command(store: Store, row: ConversationRow, limit: int) -> Result
 def render_tree(tree: AnnotatedTree, now: float, limit: int = 0) -> list[str]:
     """Return the graph as lines."""
     lines = list(draw_graph(tree.tree, limit))
-    width = max((len(lanes) for lanes, _ in lines if len(lanes) <= MAX_LANE_WIDTH), default=0)
+    widths = [len(lanes) for lanes, _ in lines]
+    width = max((width for width in widths if width <= MAX_LANE_WIDTH), default=0)
     graph: list[str] = []
     for lanes, node in lines:
         if node is None:

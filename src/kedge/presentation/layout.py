@@ -16,7 +16,7 @@ from kedge.presentation.response_tree import Totals, TreeNode
 from kedge.store.tree import walk_up
 
 ALL_NODES: Container[int] = range(sys.maxsize)
-"""A container of all node ids."""
+"""Contains every node id: as ``unfolded`` of a layout, no run is folded."""
 MIN_FOLD_LENGTH = 4
 """The minimum number of nodes in a run that is folded."""
 

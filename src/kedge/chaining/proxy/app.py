@@ -355,7 +355,7 @@ class _Proxy:
             if name != b"location":
                 kept.append((name, value))
                 continue
-            path = self._upstream.find_path(url, value.decode("latin-1"))
+            path = self._upstream.localize(url, value.decode("latin-1"))
             if path is not None:
                 kept.append((name, f"/v1{path}".encode("latin-1")))
         return kept
