@@ -14,12 +14,14 @@ from conversation.conftest import BuildConversation, Connect
 from engines.fake_server import serve_handler
 from engines.runs import read_until
 from engines.test_background import FakeBackground
+from engines.test_sent_request import BackgroundServer
 from fake_time import FakeTime
 from kedge import Conversation, connect
 from kedge.analytics import analyze
 from kedge.compaction import MessageLimitCompactor
 from kedge.engines import Reply
 from kedge.errors import EngineError, RequestRefused, ServerFailed
+from kedge.events import ResponseStarted
 from kedge.events.run import RequestPlanned
 from kedge.observe import reset, snapshot
 from kedge.observe.logs import get_fields
@@ -31,6 +33,7 @@ from kedge.testing import TestServer
 from kedge.web.app import create_page
 from kedge.web.models import ModelSelector
 from kedge.web.service import ConversationService
+from normalization import expected_context, normalize_items
 
 QUESTION = "Say: Hello there."
 Start = Callable[[Conversation], Awaitable[object]]
@@ -226,6 +229,7 @@ async def test_a_response_that_is_not_found_stays_unknown(store: Store, streamin
                     await again.resume(streaming=streaming)
             (row,) = await store.responses()
             assert (row.status, row.error_code) == ("unknown", "404")
+            assert row.sent_request is not None
             assert "not known whether" in row.error
             assert await store.verify() == []
             opened = await Conversation.open(engine, store=store, id=conversation.id)
@@ -285,6 +289,44 @@ async def test_a_response_that_no_run_waits_for_is_unknown(
     replaced, answered = await store.responses()
     assert (replaced.status, answered.status) == ("unknown", "completed")
     assert "another request was sent instead" in replaced.error
+    assert await store.verify() == []
+
+
+async def test_a_stored_request_is_kept_until_its_answer(store: Store, connected: Connect) -> None:
+    """The row of a running response has what was sent, by which another process judges the answer."""
+    conversation = await Conversation.create(connected(), store=store)
+    await wait_later(conversation)
+    (running,) = await store.responses()
+    assert running.sent_request is not None
+    assert running.sent_request.digest == running.digest
+    assert await store.verify() == []
+    opened = await Conversation.open(connected(), store=store, id=conversation.id)
+    await opened.resume(mode="stateless", store=False)
+    (row,) = await store.responses()
+    assert (row.status, row.stored, row.sent_request) == ("completed", True, None)
+    assert opened.plan("And now?").anchor_id == row.provider_response_id
+
+
+async def test_a_left_answer_to_a_stored_prompt_is_not_continued(store: Store) -> None:
+    """A stream that is left is stored with what was sent, so that the next message is sent in full."""
+    server = BackgroundServer()
+    with serve_handler(server.handle) as url:
+        async with connect(f"responses:{url}#m", trust="always") as engine:
+            conversation = await Conversation.create(engine, store=store)
+            await conversation.send("My name is Ada.")
+            async with conversation.stream(
+                QUESTION, background=True, prompt={"id": "pmpt_1"}
+            ) as stream:
+                await read_until(stream, ResponseStarted)
+            running = (await store.responses())[-1]
+            assert (running.status, running.stored) == ("running", False)
+            await finish(conversation, engine)
+            opened = await Conversation.open(engine, store=store, id=conversation.id)
+            reply = await opened.send("And now?")
+    # The newest response whose context is known is the first one.
+    first = (await store.responses())[0]
+    assert server.bodies[-1]["previous_response_id"] == first.provider_response_id
+    assert normalize_items(server.contexts[-1]) == expected_context(reply.turn)
     assert await store.verify() == []
 
 

@@ -11,7 +11,6 @@ and is an engine, so a stack of middleware is an engine too. ``RunStream`` is sh
     stream.turn
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import cached_property, partial
@@ -32,7 +31,7 @@ from kedge.events import run as run_events
 from kedge.events.request_record import keep_request, sum_usage
 from kedge.events.run import AnswerFinished, TurnFinished
 from kedge.observe.logs import BOUND_FIELDS
-from kedge.planning import AnchorRecord, RequestPlan, find_running, get_state, record_response
+from kedge.planning import AnchorRecord, RequestPlan, find_running, get_state, record_running
 from kedge.tools.definitions import split_tools
 from kedge.turns import Block, Turn
 from kedge.turns.content_filters import ContentFilter, ContentFilters
@@ -501,7 +500,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 self._log_context = ids
                 self.log.ids = ids
                 if event.background and event.response_id:
-                    self._keep_running(event.response_id)
+                    self._keep_running(event)
             case AnswerFinished():
                 self.answers.append(event)
                 self._partial_turn = event.turn
@@ -514,19 +513,14 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 pass
         return event
 
-    def _keep_running(self, response_id: str) -> None:
+    def _keep_running(self, event: ResponseStarted) -> None:
         """Record a response in the background at its start, because the run may be left before its end."""
         plan = self.plan
-        if plan is not None and isinstance(plan.source, Turn):
+        request = self.log.current.sent_request
+        if plan is not None and isinstance(plan.source, Turn) and request is not None:
             self._tool_results = []
-            turn = record_response(
-                plan.source,
-                (),
-                response_id=response_id,
-                plan=plan,
-                created_at=time.time(),
-                status="running",
-            )
+            is_stored = event.stored is not False
+            turn = record_running(plan.source, request, event.response_id, is_stored=is_stored)
             self._partial_turn = keep_request(turn, self.log.current)
 
     def _handle_error(self, error: Exception) -> None:

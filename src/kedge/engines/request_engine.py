@@ -87,6 +87,8 @@ class Session:
         head: The part of its prompt before the history, if the provider caches prompts.
         body: Its body.
         content: The bytes of its body.
+        sent: The current request as it was sent, by which its answer is judged and recorded; None before that, for an
+            API that stores nothing, and for a response in the background that another program requested.
         object_id: The conversation object of the request, or an empty string.
         owned: The conversation object whose end was known when the request claimed it.
         is_at_end: Whether the answer is the end of its conversation object, if it has one.
@@ -119,6 +121,7 @@ class Session:
     head: PromptHead = field(init=False)
     body: dict[str, Any] = field(default_factory=dict[str, Any])
     content: bytes = b""
+    sent: planning.SentRequest | None = None
     object_id: str = ""
     owned: str = ""
     is_at_end: bool = True
@@ -150,7 +153,7 @@ class Session:
 
     def report_mode(self, before: Mode, reason: str) -> list[Event]:
         """Return the event of a mode that differs from ``before``, which was requested or used; none if it does not."""
-        if self.mode == before:
+        if self.mode == before or self.running is not None:  # nothing is sent in this mode
             return []
         count("responses_mode_changed_total", reason=reason)
         log.warning("mode %s instead of %s: %s", self.mode, before, reason)
@@ -368,17 +371,19 @@ class RequestEngine(Engine):
 
     async def _render(self, session: Session) -> list[Event]:
         """Set the body of the request that is about to be sent, and return its event; none if nothing is sent."""
-        if session.mode == "conversation" or session.running is not None:
+        if session.running is not None:
+            return []
+        if session.plan.mode == "conversation":
             await self._open_object(session)
         is_long = len(session.turn.blocks) > MANY_ITEMS
         session.body = await compute(partial(self._assemble_body, session), is_long=is_long)
         session.content = await compute(partial(encode_body, session.body), is_long=is_long)
-        if session.running is not None:
-            return []
+        session.sent = self._describe_request(session)
         if session.plan.cache is not None:
             self._prompts.record(session.plan.cache, session.head)
         size = len(session.content)
-        sent = run_events.RequestSent(size, measure_full_body(session.plan, size))
+        full_size = measure_full_body(session.plan, size)
+        sent = run_events.RequestSent(size, full_size, session.sent)
         log.debug("request sent: %d of %d bytes", sent.body_bytes, sent.full_bytes)
         return [sent]
 
@@ -520,6 +525,10 @@ class RequestEngine(Engine):
     def check_event(self, session: Session, event: StreamEvent) -> None:
         """Raise if an event shows, before any output, that the request has to be sent again."""
 
+    def _describe_request(self, session: Session) -> planning.SentRequest | None:
+        """Return the request that is about to be sent, by which its answer is judged; None for a stateless API."""
+        return None
+
     @abstractmethod
     async def _settle(self, session: Session, outcome: Outcome) -> Turn:
         """Judge a response; return the Turn with its blocks, and with its anchor if the response can be one.
@@ -552,16 +561,13 @@ class RequestEngine(Engine):
     ) -> Turn:
         """Return the Turn with the blocks of the response, and with its record as an anchor.
 
-        Of a response that the server generates in the background only the id is recorded, and of one that can never
-        be continued the reason. ``lost`` means that the server's context differs from the Turn, ``reused`` that the
-        server has issued the id before.
+        Of a response that can never be continued only the reason is recorded. ``lost`` means that the server's context
+        differs from the Turn, ``reused`` that the server has issued the id before.
         """
-        if outcome.status not in ("completed", "incomplete", "running"):
+        if outcome.status not in ("completed", "incomplete"):
             return turn
         blocks: Sequence[Block] = outcome.whole_blocks
-        if outcome.status == "running":
-            blocks = ()
-        elif outcome.completed:
+        if outcome.completed:
             blocks = outcome.blocks
         status = self._find_anchor_status(outcome, lost=lost, reused=reused)
         if is_unusable_status(status):
@@ -593,8 +599,6 @@ class RequestEngine(Engine):
 
     def _find_anchor_status(self, outcome: Outcome, *, lost: bool, reused: bool) -> planning.Status:
         """Return the status of a response as an anchor; the arguments are those of ``_record_outcome``."""
-        if outcome.status == "running":
-            return "running"
         if not outcome.response_id:
             return "no_id"
         if reused:

@@ -127,9 +127,11 @@ class RequestLog:
                     self.plans.append(plan)
             case run_events.TurnEdited("repair", changes):
                 self._unmatched += sum(isinstance(b, ToolResultBlock) for b in changes.removed)
-            case run_events.RequestSent(size, full) if record:
+            case run_events.RequestSent(size, full, request) if record:
                 self.plans[-1] = replace(self.plans[-1], body_bytes=size)
-                self._open = replace(record, sent_bytes=size, saved_bytes=full - size)
+                self._open = replace(
+                    record, sent_bytes=size, saved_bytes=full - size, sent_request=request
+                )
             case ResponseStarted() if record:
                 record = replace(record, provider_response_id=event.response_id)
                 if event.background:
@@ -196,7 +198,7 @@ class RequestLog:
             members.update(status="lost", lost_reason="forgot")
         elif anchor and is_unusable_status(anchor.status):
             members["unusable_reason"] = anchor.status
-        members.update(provider_response_id=response_id, model=outcome.model or self.model)
+        members.update(provider_response_id=response_id, model=outcome.model or self.current.model)
         return self._finish(members, outcome.usage)
 
     def _continue(self, plan: RequestPlan, response_id: str) -> None:
@@ -316,10 +318,12 @@ class RequestLog:
         record = cast("RequestRecord", self._open)
         seconds = record.seconds + time.perf_counter() - self._started_at
         record = replace(record, seconds=seconds, **further)
+        if record.status not in WAITING_STATUSES:  # its answer is judged
+            record = replace(record, sent_request=None)
         if usage is None:
             return record
         members: dict[str, Any] = dict(zip(_TOKEN_MEMBERS, _get_tokens(usage), strict=True))
-        price = self._prices.find_at(usage, self.provider, record.model, record.created_at)
+        price = self._prices.find_at(usage, record.provider, record.model, record.created_at)
         if price:
             members.update(cost=price.cost(usage), cache_savings=price.cache_savings(usage))
         record = replace(record, **members)

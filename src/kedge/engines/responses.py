@@ -27,9 +27,10 @@ from kedge.engines.request_log import record_lost_context
 from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong, ServerFailed
 from kedge.events import Outcome, StreamEvent, StreamFailed, Usage
+from kedge.events.request_record import find_sent_request
 from kedge.events.run import ResendReason, ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
-from kedge.evidence.judge import EvidenceRegistry, Judgment, is_chaining_enabled
+from kedge.evidence.judge import EvidenceRegistry, Judgment, MemoryCheck, is_chaining_enabled
 from kedge.evidence.object_claims import Claim, ObjectStore, UnusedObject
 from kedge.evidence.server_evidence import (
     INCLUDE_REJECTION_STATUSES,
@@ -38,10 +39,24 @@ from kedge.evidence.server_evidence import (
     Trust,
     limit_depth,
 )
+from kedge.evidence.tokens import identify_settings
 from kedge.observe import get_logger, measure
-from kedge.planning import AnchorRecord, RequestPlan, get_state, set_state
-from kedge.planning.anchors import get_conversation_id, has_hidden_context
+from kedge.planning import (
+    AnchorRecord,
+    RequestPlan,
+    SentRequest,
+    get_state,
+    record_running,
+    set_state,
+)
+from kedge.planning.anchors import (
+    WAITING_STATUSES,
+    get_conversation_id,
+    has_hidden_context,
+    limit_expiry,
+)
 from kedge.planning.digests import is_compaction, prefix_digest
+from kedge.planning.sent_request import restore_foreign_plan
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn, block_from_item
 from kedge.turns.frozen_json import get_wrapped
 from kedge.wire.decoder import StreamDecoder
@@ -233,17 +248,40 @@ class ResponsesEngine(RequestEngine):
 
     def _open(self, turn: Turn, request: Request) -> Session:
         session = super()._open(turn, request)
-        session.check = self.evidence.check(
+        self._find_running(session)
+        self._choose_mode(session)
+        return session
+
+    def _find_running(self, session: Session) -> None:
+        """Set the response in the background that answers the Turn, its request, and the evidence about its server."""
+        session.running = planning.find_running(session.turn, self.scope)
+        session.sent = None
+        if session.running is not None:
+            session.sent = find_sent_request(session.turn)
+        session.check = self._open_check(session)
+
+    def _open_check(self, session: Session) -> MemoryCheck:
+        """Return the check of the request that was sent, or else of the one that will be."""
+        conversation = prefix_digest(session.turn, 1)
+        sent = session.sent
+        if sent is not None:
+            return self.evidence.check(
+                self.scope,
+                sent.model,
+                streaming=sent.streaming,
+                objects=sent.requested_mode == "conversation",
+                conversation=conversation,
+                known=self._known_server,
+                transport=sent.transport,
+            )
+        return self.evidence.check(
             self.scope,
             session.model,
             streaming=session.streaming,
             objects=session.requested_mode == "conversation",
-            conversation=prefix_digest(turn, 1),
+            conversation=conversation,
             known=self._known_server,
         )
-        session.running = planning.find_running(turn, self.scope)
-        self._choose_mode(session)
-        return session
 
     async def attach_evidence(self, store: EvidenceStore) -> None:
         """Use the evidence in a store, unless another store is configured, and load what dry runs need."""
@@ -290,10 +328,10 @@ class ResponsesEngine(RequestEngine):
         session.failure = None
         session.owned = ""
         session.is_at_end = True
-        self._make_plan(session)
         if session.running is not None:  # a second answer would be paid for, too
-            check.way = "direct"
+            self._restore_request(session, session.running)
             return
+        self._make_plan(session)
         if check.way != "direct":
             await self._probe(session)
 
@@ -309,6 +347,15 @@ class ResponsesEngine(RequestEngine):
             session.held = []
         if claim == "owned":
             session.owned = session.plan.conversation_id
+
+    def _restore_request(self, session: Session, running: AnchorRecord) -> None:
+        """Set the request that was sent for a response in the background, whatever this call would send."""
+        session.check.way = "direct"  # the answer is shown as it is received
+        session.object_id = get_conversation_id(running.scope)
+        if session.sent is not None:
+            session.plan = session.sent.restore_plan(session.turn)
+        else:
+            session.plan = restore_foreign_plan(session.turn, running)
 
     async def _claim_object(self, session: Session) -> Claim:
         """Claim the conversation object of the plan; ``owned`` also if it has none."""
@@ -349,10 +396,8 @@ class ResponsesEngine(RequestEngine):
             self._make_plan(session)
 
     async def _open_object(self, session: Session) -> None:
-        """Set the object of a request; in conversation mode, create it if there is none."""
-        if session.running is not None:
-            session.object_id = get_conversation_id(session.running.scope)
-        elif not session.object_id:
+        """Create the conversation object of a request if there is none."""
+        if not session.object_id:
             session.object_id = await self.objects.create()
 
     def _assemble_body(self, session: Session) -> dict[str, Any]:
@@ -372,11 +417,40 @@ class ResponsesEngine(RequestEngine):
             body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED_REASONING]))
         return body
 
+    def _describe_request(self, session: Session) -> SentRequest:
+        """Return the request that is about to be sent: all that decides how its answer is judged and recorded."""
+        plan = session.plan
+        now = self._clock()
+        return SentRequest(
+            scope=plan.scope,
+            model=session.model,
+            transport=self.evidence.transport,
+            streaming=session.streaming,
+            requested_mode=session.requested_mode,
+            mode=plan.mode,
+            anchor=plan.anchor,
+            start=plan.body_start,
+            omitted=plan.list_omitted(),
+            total_blocks=plan.total_blocks,
+            digest=plan.digest,
+            block_count=plan.block_count,
+            barrier=plan.barrier,
+            object_id=session.object_id,
+            settings=identify_settings(session.body),
+            visible=session.check.visible,
+            store=session.body.get("store", True) is not False,
+            has_hidden_context=has_hidden_context(session.body),
+            include=session.include,
+            is_include_rejected="include" in session.healed,
+            created_at=now,
+            expires_at=limit_expiry(now, None, self.retention),
+        )
+
     async def post(self, session: Session, decoder: StreamDecoder) -> RawResponse:
         """Send the request, or fetch the response that answers the Turn already."""
-        session.check.set_request(session.plan, session.body)
+        session.check.set_sent(session.sent, session.plan)
         decoder = cast("ResponsesDecoder", decoder)
-        in_background = session.body.get("background") is True
+        in_background = session.members.get("background") is True
         if session.running is not None:
             response = self._locate(session.running.response_id, session.running.created_at)
             if session.request.streaming and not in_background:
@@ -475,8 +549,8 @@ class ResponsesEngine(RequestEngine):
         """Check that the conversation object of an answer has the items of its line of history, and no others."""
         plan = session.plan
         added: list[Block] = []
-        if _is_stored(session.body, outcome):
-            added = [block_from_item(item) for item in session.body["input"]]
+        if _is_stored(session, outcome):
+            added = [block_from_item(item) for item in build_input(plan)]
             added += outcome.blocks
         # Where the token count cannot show that items are missing, all of them are compared.
         complete = not _is_counted(plan, judgment)
@@ -493,12 +567,13 @@ class ResponsesEngine(RequestEngine):
         running = session.running
         if running is not None and outcome.status == "failed":
             return _end_running(turn, running, "failed")
-        stored = _is_stored(session.body, outcome)
-        if running is not None:  # what it was requested with may not be known now
-            stored = stored and running.stored
+        stored = _is_stored(session, outcome)
         reused = self._record_issued(session, outcome.response_id)
         if outcome.status == "running":
-            return self._record_outcome(session, turn, outcome, stored=stored and not reused)
+            if running is not None or session.sent is None:
+                return turn  # which has its record
+            is_stored = stored and not reused
+            return record_running(turn, session.sent, outcome.response_id, is_stored=is_stored)
 
         if judgment.reason:
             outcome = _drop_calls(outcome)
@@ -513,13 +588,16 @@ class ResponsesEngine(RequestEngine):
         )
         if session.object_id:
             finished = await self._release_object(session, finished, outcome.response_id)
-        session.check.reasoning.record(
-            outcome,
-            requested=session.include,
-            rejected="include" in session.healed,
-            stored=session.body.get("store", True) is not False,
-            encrypts=session.check.encrypts,
-        )
+        if session.sent is not None:
+            session.check.reasoning.record(
+                outcome,
+                requested=session.sent.include,
+                rejected=session.sent.is_include_rejected,
+                stored=session.sent.store,
+                encrypts=session.check.encrypts,
+            )
+        elif running is not None:
+            finished = _keep_depth(finished, running)
         await self.evidence.save(session.check)
         return finished
 
@@ -569,8 +647,10 @@ class ResponsesEngine(RequestEngine):
                 session.include = False
         if state is not before:
             session.turn = set_state(session.turn, state)
-        session.running = planning.find_running(session.turn, self.scope)
         await self.evidence.save(session.check)
+        if session.running is not None:  # the next request has the options of this call
+            self._find_running(session)
+            self._choose_mode(session)
         self._check_resend(session, failure.error)
         return lost
 
@@ -698,10 +778,23 @@ def _should_store(session: Session) -> bool:
     return session.members.get("store", mode != "stateless") is not False
 
 
-def _is_stored(body: Mapping[str, Any], outcome: Outcome) -> bool:
+def _is_stored(session: Session, outcome: Outcome) -> bool:
     """Return whether a response can be continued: it was stored, and its context is known."""
-    was_stored = body.get("store", True) is not False and outcome.stored is not False
-    return was_stored and not has_hidden_context(body)
+    if outcome.stored is False:
+        return False
+    if session.running is not None and not session.running.stored:
+        return False
+    return session.sent is None or session.sent.is_continuable
+
+
+def _keep_depth(turn: Turn, running: AnchorRecord) -> Turn:
+    """Return the Turn with the place in its chain of a response whose request is not known."""
+    state = get_state(turn)
+    record = state.anchor(running.response_id, running.scope)
+    if record is None or record.status in WAITING_STATUSES:
+        return turn
+    placed = replace(record, depth=running.depth, root_created_at=running.root_created_at)
+    return set_state(turn, state.with_anchor(placed))
 
 
 def _explain_missing(error: EngineError, turn: Turn, running: AnchorRecord) -> None:

@@ -14,7 +14,14 @@ import msgspec
 from msgspec.structs import replace
 
 from kedge.events.types import Usage
-from kedge.planning import AnchorRecord, TokenCounts, find_running, get_state, set_state
+from kedge.planning import (
+    AnchorRecord,
+    SentRequest,
+    TokenCounts,
+    find_running,
+    get_state,
+    set_state,
+)
 from kedge.planning.plan import send_label
 from kedge.turns import Turn
 
@@ -114,6 +121,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The position in the Turn, after its leading system text, from which blocks were sent."""
     omitted: tuple[int, ...] = ()
     """The positions of the blocks after it that were not sent: reasoning and compactions that are not proved."""
+    sent_request: SentRequest | None = None
+    """The request as it was sent, while the response is generated in the background: its answer is judged by it."""
     node: int = 0
     parent: int = 0
     conversation: str = ""
@@ -197,6 +206,23 @@ def find_request(turn: Turn) -> RequestRecord | None:
         return _decode_record(running.request)
     except ValueError:  # written by another party
         return None
+
+
+def find_sent_request(turn: Turn) -> SentRequest | None:
+    """Return the request, as it was sent, for the response in the background that a Turn waits for.
+
+    Returns:
+        The request; None if it is not known, as for an id that another program has provided.
+    """
+    running = find_running(turn)
+    record = find_request(turn)
+    if running is None or record is None or record.sent_request is None:
+        return None
+    request = record.sent_request
+    is_same = request.digest == running.digest and request.block_count == running.block_count
+    if not is_same or not 0 <= request.start <= turn.body_length:
+        return None
+    return request
 
 
 _decode_record = msgspec.json.Decoder(RequestRecord).decode

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from kedge.errors import EngineError
 from kedge.events import types
 from kedge.events.types import Event, Outcome, Usage
-from kedge.planning import Mode, RequestPlan
+from kedge.planning import Mode, RequestPlan, SentRequest
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, TurnDiff
 
 VISIBLE_EVENTS = (types.TextDelta, types.RefusalDelta, types.ReasoningDelta, types.ToolCallStarted)
@@ -45,10 +45,14 @@ class RequestSent(Event, frozen=True):
     Attributes:
         body_bytes: The size of the body, with tool definitions and settings.
         full_bytes: The size of the body that would send everything; equal if this one does.
+        request: What decides how the answer is judged and recorded; None for an API that stores nothing.
     """
+
+    hidden = ("request",)
 
     body_bytes: int
     full_bytes: int
+    request: SentRequest | None = None
 
 
 class ModeChanged(Event, frozen=True):

@@ -40,7 +40,7 @@ from kedge.evidence.server_evidence import (
     Trust,
 )
 from kedge.observe import get_logger
-from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
+from kedge.planning import AnchorRecord, RequestPlan, SentRequest, TokenCounts
 from kedge.turns import Block
 
 log = get_logger("kedge.evidence")
@@ -118,7 +118,10 @@ class MemoryCheck(msgspec.Struct):
     encrypts: bool | None = None
     way: Way = "direct"
     plan: RequestPlan | None = None
-    _body: Mapping[str, Any] = {}
+    _body: Mapping[str, Any] | None = None
+    """The settings of a request that may be sent; None once it is sent."""
+    _settings: int | None = None
+    """Identifies the settings of the request that was sent; None where its token counts are no evidence."""
     _sent: tokens.SentTokens | None = None
     _visible: int = 0
     """The minimum count of the visible context, known from the anchor that is not used."""
@@ -148,6 +151,26 @@ class MemoryCheck(msgspec.Struct):
         self.plan = plan
         self._body = body
         self._sent = None
+
+    def set_sent(self, request: SentRequest | None, plan: RequestPlan) -> None:
+        """Set the request that was sent, by which alone its answer is judged.
+
+        Args:
+            request: The request; None if it is not known, so that its answer gives no evidence.
+            plan: Its plan.
+        """
+        self.plan = None
+        self._body = None
+        self._sent = None
+        if request is not None:
+            self.plan = plan
+            self._settings = request.settings
+            self._visible = request.visible
+
+    @property
+    def visible(self) -> int:
+        """The minimum count of the context that the request could have continued; 0 if it is not known."""
+        return self._visible
 
     def decide(self, plan: RequestPlan, body: Mapping[str, Any]) -> Way:
         """Decide how a request may use its anchor; for the arguments see ``set_request``."""
@@ -198,7 +221,10 @@ class MemoryCheck(msgspec.Struct):
             blocks = [*before, *self.plan.sent]
             # Exact bounds are not needed for a server that needs no proof, or while it gets none, before it is accused.
             is_crude = not exactly and (self.evidence.proof == "table" or bool(self.doubt))
-            sent = tokens.measure_request(blocks, self._body, crude=is_crude)
+            if self._body is not None:
+                sent = tokens.measure_request(blocks, self._body, crude=is_crude)
+            elif self._settings is not None:
+                sent = tokens.measure_blocks(blocks, self._settings, crude=is_crude)
             if not before:
                 self._sent = sent
         if sent is None:
@@ -389,6 +415,7 @@ class EvidenceRegistry(msgspec.Struct, eq=False):
         objects: bool = False,
         conversation: str = "",
         known: KnownServer | None = None,
+        transport: str = "",
     ) -> MemoryCheck:
         """Return the check of one request, with the evidence that is in memory.
 
@@ -399,9 +426,10 @@ class EvidenceRegistry(msgspec.Struct, eq=False):
             objects: Whether the request continues a conversation object, which is stored apart from responses.
             conversation: Identifies the conversation.
             known: What is known about the server from its host.
+            transport: The transport, if it is another one than usual: an answer in the background is received by any.
         """
         code_path = "stream" if streaming else "whole"
-        server_key = f"{scope} {model} {code_path} {self.transport}"
+        server_key = f"{scope} {model} {code_path} {transport or self.transport}"
         if objects:
             server_key += " objects"
         reasoning_key = f"{scope} {model} {KEY_SUFFIX}"

@@ -133,9 +133,17 @@ def measure_request(
     Returns:
         The counts, or None where they would be no evidence: hosted tools, truncation, compaction.
     """
+    settings = identify_settings(body)
+    if settings is None:
+        return None
+    return measure_blocks(sent, settings, crude=crude)
+
+
+def identify_settings(body: Mapping[str, Any]) -> int | None:
+    """Return a fingerprint of the settings of a request; None where its token counts would be no evidence."""
     if _changes_count(body):
         return None
-    return measure_blocks(sent, hash_settings(body), crude=crude)
+    return hash_settings(body)
 
 
 def measure_blocks(blocks: Iterable[Block], settings: int = 0, *, crude: bool) -> SentTokens:

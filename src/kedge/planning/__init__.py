@@ -22,6 +22,7 @@ from kedge.planning.cache_plan import CachePlan, CacheRules
 from kedge.planning.digests import Problem, canonical, covered_count, prefix_digest
 from kedge.planning.plan import RequestPlan, find_problems, plan_request
 from kedge.planning.render import build_input_from_blocks, get_instructions, render
+from kedge.planning.sent_request import SentRequest, record_running
 from kedge.planning.tags import (
     blocks_after_response,
     find_best_anchor,
@@ -41,6 +42,7 @@ __all__ = [
     "Reason",
     "RejectedAnchor",
     "RequestPlan",
+    "SentRequest",
     "Status",
     "TokenCounts",
     "blocks_after_response",
@@ -59,6 +61,7 @@ __all__ = [
     "plan_request",
     "prefix_digest",
     "record_response",
+    "record_running",
     "render",
     "set_state",
     "tag_blocks",

@@ -634,14 +634,14 @@ def record_response(
         derived=derived_digests(output),
         counted=counted,
     )
-    record = _place_in_chain(record, plan.anchor)
+    record = place_in_chain(record, plan.anchor)
     state = prune_anchors(get_state(turn).with_anchor(record), turn)
     if status == "completed" and head:
         state = replace(state, previous_response_id=response_id, conversation_id=conversation_id)
     return set_state(turn, state)
 
 
-def _place_in_chain(record: AnchorRecord, parent: AnchorRecord | None) -> AnchorRecord:
+def place_in_chain(record: AnchorRecord, parent: AnchorRecord | None) -> AnchorRecord:
     """Return the record of a response with its place in the chain of the response that it continues, if any."""
     if is_unusable_status(record.status):  # it is part of no chain
         return replace(record, depth=0, root_created_at=0.0, expires_at=None)

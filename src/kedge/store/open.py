@@ -238,7 +238,7 @@ def _open_sqlite(url: str, wait_seconds: float) -> SQLiteDatabase:
     return SQLiteDatabase(path, wait_seconds=wait_seconds, read_only=modes == ["ro"])
 
 
-SCHEMA_VERSION = 34
+SCHEMA_VERSION = 35
 
 
 def create_schema(tx: Tx) -> None:

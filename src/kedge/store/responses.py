@@ -15,6 +15,7 @@ from kedge.errors import InvalidSetting
 from kedge.events.request_record import RejectedCandidate, RequestRecord
 from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
+from kedge.planning.sent_request import decode_sent_request
 from kedge.store import response_sums
 from kedge.store.database.transactions import Row, Tx, join_filters, marks, split_chunks
 from kedge.store.records import ConversationRow, Incident, StoredExchange, Telemetry, ToolRow
@@ -134,6 +135,7 @@ def _response_from_row(row: Row) -> RequestRecord:
     members["derived"] = _decode_list(members["derived"])
     members["omitted"] = _decode_list(members["omitted"])
     members["counted"] = decode_token_counts(members["counted"])
+    members["sent_request"] = decode_sent_request(members["sent_request"])
     rejected = _decode_list(members["rejected"])
     members["rejected"] = tuple(RejectedCandidate(*candidate) for candidate in rejected)
     for name in ("stored", "is_resent"):
@@ -284,8 +286,8 @@ def _decode_list(text: str | None) -> tuple[Any, ...]:
     return tuple(decode(text)) if text else ()
 
 
-def _encode_counts(counts: object) -> str | None:
-    return msgspec.json.encode(counts).decode() if counts else None
+def _encode_struct(value: object) -> str | None:
+    return msgspec.json.encode(value).decode() if value else None
 
 
 _COLUMN_TYPES: dict[str, Callable[[Any], Any]] = {
@@ -295,7 +297,8 @@ _COLUMN_TYPES: dict[str, Callable[[Any], Any]] = {
     "is_resent": int,
     "digest": pack_digest,
     "derived": _encode_list,
-    "counted": _encode_counts,
+    "counted": _encode_struct,
+    "sent_request": _encode_struct,
     "rejected": _encode_list,
     "omitted": _encode_list,
 }

@@ -128,6 +128,8 @@ CREATE TABLE responses (
     more_rejected BIGINT NOT NULL,
     start BIGINT NOT NULL,
     omitted TEXT,
+    -- While the response is generated in the background: the request as it was sent, as JSON.
+    sent_request TEXT,
     checksum BYTEA
 );
 

@@ -129,6 +129,8 @@ CREATE TABLE responses (
     more_rejected INTEGER NOT NULL,
     start INTEGER NOT NULL,
     omitted TEXT,
+    -- While the response is generated in the background: the request as it was sent, as JSON.
+    sent_request TEXT,
     checksum BLOB
 );
 
