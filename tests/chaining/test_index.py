@@ -18,9 +18,9 @@ from chaining.programs import ask, bodies
 from chaining.proxy.running import serve_proxy
 from forked import ForkedProcess
 from kedge.chaining import (
-    AnchorIndex,
     IndexedResponse,
     MemoryIndex,
+    ResponseIndex,
     StoreIndex,
     chain,
     chain_report,
@@ -33,7 +33,7 @@ from kedge.store.open import open_current_database
 from kedge.testing import serve
 from postgresql import run_server
 
-MakeIndex = Callable[..., AnchorIndex]
+MakeIndex = Callable[..., ResponseIndex]
 COUNTED = TokenCounts(10, 0, 3, 0, 0, 7)
 ENTRY = IndexedResponse(
     AnchorRecord("resp_1", "scope", "sha256:1", 2, created_at=5.0, counted=COUNTED),
@@ -47,7 +47,7 @@ def make_index(request: pytest.FixtureRequest) -> Iterator[MakeIndex]:
     url = "" if request.param == "memory" else request.getfixturevalue(request.param)
     with ExitStack() as stack:
 
-        def make(**options: Any) -> AnchorIndex:
+        def make(**options: Any) -> ResponseIndex:
             if not url:
                 return MemoryIndex(**options)
             index = StoreIndex(url, **options)
@@ -65,7 +65,7 @@ def change(**facts: Any) -> IndexedResponse:
 def test_a_response_is_found_by_its_content(make_index: MakeIndex) -> None:
     """An entry is found only in its scope, with all of its fields, until it is marked as lost."""
     index = make_index()
-    assert index.add(ENTRY) is False
+    assert index.add("scope", ENTRY) is False
     digests = [f"sha256:{number}" for number in range(1_200)]
     assert index.find("scope", digests) == [ENTRY]
     assert index.find("other", digests) == []
@@ -79,18 +79,18 @@ def test_a_response_is_found_by_its_content(make_index: MakeIndex) -> None:
 def test_an_id_with_other_content_is_reported_and_replaced(make_index: MakeIndex) -> None:
     """Adding an id with other content is reported; adding the same entry again is not."""
     index = make_index()
-    index.add(ENTRY)
-    assert index.add(ENTRY) is False
+    index.add("scope", ENTRY)
+    assert index.add("scope", ENTRY) is False
     changed = change(digest="sha256:2")
-    assert index.add(changed) is True
+    assert index.add("scope", changed) is True
     assert index.find("scope", ["sha256:1", "sha256:2"]) == [changed]
 
 
 def test_an_id_that_never_completed_is_not_issued_again(make_index: MakeIndex) -> None:
     """A response whose older entry was not completed has no other content that could be replaced."""
     index = make_index()
-    index.add(change(status="in_progress"))
-    assert index.add(change(digest="sha256:2")) is False
+    index.add("scope", change(status="in_progress"))
+    assert index.add("scope", change(digest="sha256:2")) is False
 
 
 @pytest.mark.parametrize("text", ["{}", '{"record": {"response_id": "resp_1"}}', "not JSON"])
@@ -102,7 +102,7 @@ def test_an_entry_of_another_form_is_not_found(store_url: str, text: str) -> Non
         database.write_sync(lambda tx: response_index.put_entry(tx, *values))
         assert index.find("scope", ["sha256:1"]) == []
         assert index.get("scope", "resp_1") is None
-        assert index.add(ENTRY) is False
+        assert index.add("scope", ENTRY) is False
         assert index.find("scope", ["sha256:1"]) == [ENTRY]
 
 
@@ -110,8 +110,8 @@ def test_a_dropped_response_does_not_hide_another_of_equal_content(make_index: M
     """After the loss of the older of two responses with the same digest, the newer one is found."""
     index = make_index()
     newer = change(response_id="resp_2", created_at=6.0)
-    index.add(ENTRY)
-    index.add(newer)
+    index.add("scope", ENTRY)
+    index.add("scope", newer)
     index.mark_lost("scope", "resp_1")
     assert index.find("scope", ["sha256:1"]) == [newer]
 
@@ -120,7 +120,7 @@ def test_the_oldest_responses_are_dropped(make_index: MakeIndex) -> None:
     """An index has a maximum number of entries, to which a database is pruned periodically."""
     index = make_index(max_entries=20)
     for number in range(300):
-        index.add(make_entry(number, created_at=float(number)))
+        index.add("scope", make_entry(number, created_at=float(number)))
     assert index.get("scope", "resp_100") is None
     assert index.get("scope", "resp_299") is not None
 
@@ -128,7 +128,7 @@ def test_the_oldest_responses_are_dropped(make_index: MakeIndex) -> None:
 def test_users_of_one_store_share_its_data(store_url: str) -> None:
     """Two indexes of one store share responses, evidence and the key that hashes credentials."""
     with closing(StoreIndex(store_url)) as first, closing(StoreIndex(store_url)) as second:
-        first.add(ENTRY)
+        first.add("scope", ENTRY)
         first.save_evidence("key", {"proof": "count"})
         assert second.get("scope", "resp_1") == ENTRY
         assert second.load_evidence("key") == {"proof": "count"}
@@ -210,12 +210,12 @@ def test_a_sqlite_index_needs_no_thread(tmp_path: Path, monkeypatch: pytest.Monk
     """Only the first addition, which prunes the database, needs a worker thread."""
     index = StoreIndex(f"{tmp_path}/index.db")
     assert index.is_blocking
-    index.add(make_entry(1))
+    index.add("scope", make_entry(1))
     assert not index.is_blocking
     with monkeypatch.context() as patch:
         patch.delattr(Database, "read_sync")
         patch.delattr(Database, "write_sync")
-        index.add(make_entry(2))
+        index.add("scope", make_entry(2))
         assert index.find("scope", ["sha256:1", "sha256:2"]) == [make_entry(1), make_entry(2)]
         index.mark_lost("scope", "resp_1")
         assert index.get("scope", "resp_1") is None
@@ -229,14 +229,14 @@ def test_a_sqlite_index_does_not_wait_for_another_process(
     """The entry is discarded, and later ones are added in threads, which may wait."""
     monkeypatch.setattr("kedge.chaining.index.RETRY_SECONDS", 3_600.0)
     index = StoreIndex(f"{tmp_path}/index.db")
-    index.add(make_entry(1))
+    index.add("scope", make_entry(1))
     with closing(sqlite3.connect(tmp_path / "index.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        index.add(make_entry(2))
+        index.add("scope", make_entry(2))
         assert index.is_blocking
         assert index.find("scope", ["sha256:1"]) == [make_entry(1)]
         other.execute("COMMIT")
-    index.add(make_entry(3))
+    index.add("scope", make_entry(3))
     entries = index.find("scope", ["sha256:1", "sha256:2", "sha256:3"])
     assert entries == [make_entry(1), make_entry(3)]
     index.close()
@@ -245,8 +245,8 @@ def test_a_sqlite_index_does_not_wait_for_another_process(
 def test_an_index_in_an_in_memory_store_uses_its_thread() -> None:
     """An in-memory database has a single connection, so the index is blocking."""
     with closing(StoreIndex("sqlite://:memory:")) as index:
-        index.add(make_entry(1))
-        index.add(make_entry(2))
+        index.add("scope", make_entry(1))
+        index.add("scope", make_entry(2))
         assert index.is_blocking
         assert index.get("scope", "resp_2") == make_entry(2)
 

@@ -10,7 +10,7 @@ from openai import InternalServerError, OpenAI
 
 from engines.fake_server import serve_handler
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
-from kedge.chaining import AnchorIndex, ChainReport, MemoryIndex, chain, chain_report
+from kedge.chaining import ChainReport, MemoryIndex, ResponseIndex, chain, chain_report
 from kedge.chaining.chainer import Chainer
 from kedge.chaining.client import _find_chainer  # pyright: ignore[reportPrivateUsage]
 from kedge.chaining.observer import ResponseObserver
@@ -66,7 +66,7 @@ class Program:
 
 @contextmanager
 def run_program(
-    server: MemoryServer, index: AnchorIndex | None = None, **settings: Any
+    server: MemoryServer, index: ResponseIndex | None = None, **settings: Any
 ) -> Iterator[Program]:
     """Yield a program with a chained client of a server of an unknown kind."""
     clock = FakeClock()

@@ -17,7 +17,7 @@ from anyio import CancelScope
 
 from chaining.programs import HISTORY, OUTPUT, URL
 from for_each import for_each
-from kedge.chaining import AnchorIndex, IndexedResponse, MemoryIndex, chain, chain_report
+from kedge.chaining import IndexedResponse, MemoryIndex, ResponseIndex, chain, chain_report
 from kedge.chaining.client import PROBE_SECONDS
 from kedge.chaining.observer import ResponseObserver
 
@@ -35,7 +35,7 @@ class BrokenIndex(MemoryIndex):
     def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
         raise RuntimeError("broken")
 
-    def add(self, entry: IndexedResponse) -> bool:
+    def add(self, scope: str, entry: IndexedResponse) -> bool:
         raise RuntimeError("broken")
 
 
@@ -94,7 +94,7 @@ def answer_chained(status: int, **options: Any) -> Respond:
 
 
 def make_client(
-    respond: Respond = answer, index: AnchorIndex | None = None, **options: Any
+    respond: Respond = answer, index: ResponseIndex | None = None, **options: Any
 ) -> httpx2.Client:
     """Return a chained client of a server with this handler."""
     settings = {"transport": httpx2.MockTransport(respond), "base_url": URL, **options}
@@ -102,7 +102,7 @@ def make_client(
 
 
 def make_async_client(
-    respond: Respond = answer, index: AnchorIndex | None = None, **options: Any
+    respond: Respond = answer, index: ResponseIndex | None = None, **options: Any
 ) -> httpx2.AsyncClient:
     """Return a chained asynchronous client of a server with this handler."""
     settings = {"transport": httpx2.MockTransport(respond), "base_url": URL, **options}
@@ -169,7 +169,7 @@ class Unreadable(Chunks):
 
 
 @for_each("index", [BrokenIndex(), ForgetfulIndex()])
-def test_a_failing_index_does_not_affect_the_program(index: AnchorIndex) -> None:
+def test_a_failing_index_does_not_affect_the_program(index: ResponseIndex) -> None:
     """The request is sent as written, and its answer is returned."""
     with make_client(index=index) as http:
         for count in (1, 3):
@@ -556,9 +556,9 @@ class BlockingIndex(MemoryIndex):
         self.threads.add(threading.get_ident())
         return super().find(scope, digests)
 
-    def add(self, entry: IndexedResponse) -> bool:
+    def add(self, scope: str, entry: IndexedResponse) -> bool:
         self.threads.add(threading.get_ident())
-        return super().add(entry)
+        return super().add(scope, entry)
 
     def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
         self.threads.add(threading.get_ident())

@@ -181,7 +181,7 @@ def add_response(
     outcome = Outcome("completed", blocks=blocks, response_id=response_id)
     entry = index_response(request, outcome, scope="s", now=1.0, **options)
     assert entry is not None
-    index.add(entry)
+    index.add("s", entry)
     return entry
 
 

@@ -72,7 +72,7 @@ Call = Callable[[Store, Owner], Awaitable[Any]]
 EMPTY_METHODS: dict[str, tuple[Call, Any]] = {
     "conversations": (lambda s, _: s.conversations(archived=None), []),
     "responses": (lambda s, _: s.responses(), []),
-    "candidates": (lambda s, o: s.candidates(SCOPE, [o.digest]), []),
+    "find_anchors": (lambda s, o: s.find_anchors(SCOPE, [o.digest]), []),
     "search": (lambda s, _: s.search("question"), []),
     "search by rank": (lambda s, _: s.search("question OR answer", order="rank"), []),
     "list_scheduled": (lambda s, _: s.list_scheduled(), []),
@@ -181,7 +181,7 @@ async def test_other_namespaces_have_evidence_of_their_own(other: Store, alice: 
 
 async def test_other_namespaces_mark_nothing_as_lost(other: Store, alice: Owner) -> None:
     """A response is marked as lost by its user only."""
-    (record,) = await alice.store.candidates(SCOPE, [alice.digest])
+    (record,) = await alice.store.find_anchors(SCOPE, [alice.digest])
     assert await other.mark_lost(record, "gone") is False
     assert await alice.store.mark_lost(record, "gone") is True
 

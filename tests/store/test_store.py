@@ -242,12 +242,12 @@ async def test_anchor_is_found_by_content_in_its_scope(store: Store) -> None:
     """Responses are found by scope and digest, and another scope returns none."""
     row, _ = await create_conversation(store, 3)
     known = [record.digest for record in (await store.load(row)).state.anchors]
-    (record,) = await store.candidates(SCOPE, [make_digest(9), known[1]])
+    (record,) = await store.find_anchors(SCOPE, [make_digest(9), known[1]])
     assert (record.response_id, record.block_count) == ("resp_A_talk_1", 4)
-    assert await store.candidates(SCOPE.replace("0123", "9999"), known) == []
-    assert await store.candidates(SCOPE, [make_digest(7)]) == []
+    assert await store.find_anchors(SCOPE.replace("0123", "9999"), known) == []
+    assert await store.find_anchors(SCOPE, [make_digest(7)]) == []
     many = [make_digest(number) for number in range(1500, 0, -1)]
-    assert len(await store.candidates(SCOPE, [*many, *known])) == 3
+    assert len(await store.find_anchors(SCOPE, [*many, *known])) == 3
 
 
 async def test_response_is_marked_lost_once(store: Store) -> None:
@@ -258,7 +258,7 @@ async def test_response_is_marked_lost_once(store: Store) -> None:
     assert not await store.mark_lost(record, "again")
     lost = (await store.responses(row))[1]
     assert (lost.status, lost.lost_reason) == ("lost", "gone")
-    assert await store.candidates(SCOPE, [record.digest]) == []
+    assert await store.find_anchors(SCOPE, [record.digest]) == []
     state = (await store.load(row)).state
     assert [anchor.status for anchor in state.anchors] == ["completed", "lost"]
     assert state.previous_response_id == state.anchors[0].response_id
@@ -272,7 +272,7 @@ async def test_content_index_respects_retention(store: Store) -> None:
     node = await store.append(row, root, [user("a")], response=response)
     assert (await store.load(row, node.id)).state.anchors[0].expires_at == 161.0
     for retention, expires in ((None, 161.0), (30.0, 131.0), (90.0, 161.0)):
-        (record,) = await store.candidates(SCOPE, [make_digest(1)], retention=retention)
+        (record,) = await store.find_anchors(SCOPE, [make_digest(1)], retention=retention)
         assert record.expires_at == expires
 
 

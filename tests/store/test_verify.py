@@ -156,7 +156,7 @@ async def test_change_of_any_response_column_is_found(store: Store) -> None:
     row, nodes = await create_conversation(store, 3)
     failed = RequestRecord(provider="openai", scope=SCOPE, status="failed", error="no answer")
     await store.append(row, nodes[-1], [], kind="failed", response=failed)
-    (record,) = await store.candidates(SCOPE, [(await store.load(row)).state.anchors[0].digest])
+    (record,) = await store.find_anchors(SCOPE, [(await store.load(row)).state.anchors[0].digest])
     await store.mark_lost(record, "gone")
     responses = await store.responses(row)
     assert {each.status for each in responses} == {"completed", "failed", "lost"}

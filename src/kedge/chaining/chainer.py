@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from kedge._internal.arguments import check_positive_int, validate_seconds
 from kedge.chaining import rewrite
-from kedge.chaining.index import AnchorIndex, MemoryIndex, StoreIndex
+from kedge.chaining.index import MemoryIndex, ResponseIndex, StoreIndex
 from kedge.chaining.program_request import ProgramRequest, decide_way
 from kedge.chaining.report import ChainedRequest, ReportBuilder
 from kedge.chaining.request_headers import (
@@ -38,7 +38,7 @@ class Chainer:
 
     def __init__(
         self,
-        index: AnchorIndex | None = None,
+        index: ResponseIndex | None = None,
         *,
         retention: float | None = DEFAULT_RETENTION,
         max_depth: int | None = None,
@@ -48,7 +48,7 @@ class Chainer:
     ) -> None:
         if max_depth is not None:
             check_positive_int("max_depth", max_depth)
-        self.index: AnchorIndex = MemoryIndex() if index is None else index
+        self.index: ResponseIndex = MemoryIndex() if index is None else index
         self.retention = validate_seconds(retention, "retention")
         self.max_depth = max_depth
         self.max_response_bytes = resolve_limit()

@@ -27,7 +27,7 @@ from kedge._internal.large_json import LARGE_BYTES
 from kedge._internal.responsive import TimeSlice, compute
 from kedge._internal.urls import check_path
 from kedge.chaining.chainer import Chainer
-from kedge.chaining.index import AnchorIndex, StoreIndex
+from kedge.chaining.index import ResponseIndex, StoreIndex
 from kedge.chaining.observer import ResponseObserver
 from kedge.chaining.program_request import ProgramRequest
 from kedge.chaining.report import ChainedRequest, ChainReport
@@ -61,7 +61,7 @@ def chain(
     client: ClientT,
     *,
     store: Store | StoreAddress | None = None,
-    index: AnchorIndex | None = None,
+    index: ResponseIndex | None = None,
     retention: float | None = DEFAULT_RETENTION,
     max_depth: int | None = None,
     trust: Trust = "earned",

@@ -1,8 +1,7 @@
-"""Indexes of stored responses by the content of their context, in memory or in a Kedge store.
+"""Anchor indexes for programs, in memory or in a Kedge store, with the evidence about the programs' servers.
 
-The key is the scope (endpoint and account) and the digest of the complete context of the response. A
-lookup is made with the digests of all prefixes of a request. The index is a cache: an entry that is
-missing costs one full send.
+The index in a store has a table of its own, `response_index`: the responses of programs belong to no conversation, so
+they have no row in `responses`.
 
 A store is shared by the processes that use it. It may be a SQLite file, for the processes of one machine, or a
 PostgreSQL database, for several machines. It contains digests and response ids, but no content and no keys. While the
@@ -27,7 +26,7 @@ from kedge._internal.arguments import check_positive_int
 from kedge._internal.bounded_dict import BoundedDict
 from kedge.errors import StoreBusy, StoreError
 from kedge.observe import get_logger
-from kedge.planning import AnchorRecord
+from kedge.planning.anchor_index import MAX_ENTRIES, IndexedResponse, MemoryAnchorIndex, is_reissued
 from kedge.store import Store, response_index
 from kedge.store.database.transactions import Tx
 from kedge.store.open import StoreAddress, open_current_database, resolve_address
@@ -42,30 +41,11 @@ WAIT_SECONDS = 2.0
 RETRY_SECONDS = 5.0
 """The time for which a database is not used after it failed."""
 _PRUNE_EVERY = 256
-MAX_ENTRIES = 100_000
-"""The maximum number of responses in an in-memory index; the oldest are dropped first."""
-
-
-class IndexedResponse(msgspec.Struct, frozen=True):
-    """A stored response, with the data that later requests need.
-
-    Attributes:
-        record: The digest of its context, and whether the response may be used.
-        reasoning_ids: The ids of the reasoning items in its output. They must not be sent again in a
-            request that is chained on this response.
-        members: The members of the model's output in its context that a replay may lack, but must not
-            contradict: the position, the name and a hash of the value of each.
-    """
-
-    record: AnchorRecord
-    reasoning_ids: frozenset[str] = frozenset()
-    members: frozenset[str] = frozenset()
-
 
 _decode_entry = msgspec.json.Decoder(IndexedResponse).decode
 
 
-class MemoryIndex:
+class MemoryIndex(MemoryAnchorIndex):
     """An index in the memory of this process.
 
     Args:
@@ -76,45 +56,11 @@ class MemoryIndex:
     """Whether calls wait for a disk or a network; asynchronous clients use worker threads for them."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
-        check_positive_int("max_entries", max_entries)
-        self._by_id = BoundedDict[tuple[str, str], IndexedResponse](max_entries)
-        self._by_digest = BoundedDict[tuple[str, str], IndexedResponse](max_entries)
-        """The newest response with each digest, also after it was lost or replaced."""
+        super().__init__(max_entries)
         self._evidence = BoundedDict[str, Mapping[str, Any]](max_entries)
+        self._evidence_lock = threading.Lock()
         self.hash_key = secrets.token_bytes(32)
         """The key with which credentials are hashed into scopes, the same for all users of the index."""
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
-        """Return the responses of this scope whose content has one of these digests."""
-        entries = (self._by_digest.get((scope, digest)) for digest in digests)
-        return [
-            entry
-            for entry in entries
-            if entry and self.get(scope, entry.record.response_id) is entry
-        ]
-
-    def get(self, scope: str, response_id: str) -> IndexedResponse | None:
-        """Return the response with this id."""
-        return self._by_id.get((scope, response_id))
-
-    def add(self, entry: IndexedResponse) -> bool:
-        """Add a response; return whether its id was there with other content, which is replaced."""
-        record = entry.record
-        with self._lock:
-            older = self.get(record.scope, record.response_id)
-            self._by_id[record.scope, record.response_id] = entry
-            self._by_digest[record.scope, record.digest] = entry
-        return is_reissued(older, entry)
-
-    def mark_lost(self, scope: str, *response_ids: str) -> None:
-        """Do not use these responses again: the server no longer has them."""
-        with self._lock:
-            for response_id in response_ids:
-                self._by_id.pop((scope, response_id), None)
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
         """Return the evidence about the memory of a server; see `kedge.evidence.server_evidence`."""
@@ -122,15 +68,8 @@ class MemoryIndex:
 
     def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
         """Store the evidence about the memory of a server, and replace the previous evidence."""
-        with self._lock:
+        with self._evidence_lock:
             self._evidence[key] = form
-
-
-def is_reissued(older: IndexedResponse | None, entry: IndexedResponse) -> bool:
-    """Return whether a server has issued the id of a response before, for other content."""
-    if older is None or older.record.status != "completed":
-        return False
-    return older.record.digest != entry.record.digest
 
 
 class StoreIndex:
@@ -173,7 +112,7 @@ class StoreIndex:
         return self._database.can_run_inline and time.monotonic() >= self._inline_at
 
     def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
-        """Return the responses of this scope whose content has one of these digests."""
+        """Return the responses of this scope whose context has one of these digests."""
         texts = self._read(lambda tx: response_index.find_entries(tx, scope, digests)) or ()
         return [entry for text in texts if (entry := _decode(text)) is not None]
 
@@ -181,7 +120,7 @@ class StoreIndex:
         """Return the response with this id."""
         return _decode(self._read(lambda tx: response_index.select_entry(tx, scope, response_id)))
 
-    def add(self, entry: IndexedResponse) -> bool:
+    def add(self, scope: str, entry: IndexedResponse) -> bool:
         """Add a response; return whether its id was there with other content, which is replaced."""
         record = entry.record
         text = msgspec.json.encode(entry).decode()
@@ -190,7 +129,7 @@ class StoreIndex:
 
         def work(tx: Tx) -> str | None:
             older = response_index.put_entry(
-                tx, record.scope, record.response_id, record.digest, text, record.created_at
+                tx, scope, record.response_id, record.digest, text, record.created_at
             )
             if is_pruned:
                 response_index.prune_entries(tx, self._max_entries)
@@ -203,7 +142,7 @@ class StoreIndex:
         return is_reissued(_decode(older), entry)
 
     def mark_lost(self, scope: str, *response_ids: str) -> None:
-        """Do not use these responses again: the server no longer has them."""
+        """Do not find these responses again: the server no longer has them."""
         self._write(lambda tx: response_index.delete_entries(tx, scope, response_ids))
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
@@ -245,8 +184,8 @@ class StoreIndex:
             return None
 
 
-AnchorIndex = MemoryIndex | StoreIndex
-"""An index: stored responses by content, and the evidence about their servers."""
+ResponseIndex = MemoryIndex | StoreIndex
+"""An anchor index for programs, which also has the evidence about their servers and the key of their scopes."""
 
 
 def _decode(text: str | None) -> IndexedResponse | None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kedge.chaining import rewrite
-from kedge.chaining.index import IndexedResponse
 from kedge.chaining.observer import ResponseObserver
 from kedge.chaining.report import ChainedRequest
 from kedge.chaining.rewrite import ParsedRequest, Rewritten
@@ -32,6 +31,7 @@ from kedge.evidence.judge import Judgment, MemoryCheck, Way
 from kedge.evidence.server_evidence import read_identity
 from kedge.observe import get_logger
 from kedge.planning import RequestPlan
+from kedge.planning.anchor_index import IndexedResponse
 from kedge.store.proxied_requests import COUNTED_TOKENS
 from kedge.turns import Block
 
@@ -264,7 +264,7 @@ class ProgramRequest:
             return
         entry = rewrite.complete_response(pending, outcome)
         if entry is not None:
-            self.chainer.index.add(entry)
+            self.chainer.index.add(self.scope, entry)
 
     def _make_record(
         self, outcome: Outcome | None, *, is_resent: bool = False, is_lost: bool = False
@@ -346,7 +346,7 @@ class ProgramRequest:
             retention=self.chainer.retention,
             counted=judgment.counted,
         )
-        if entry is not None and index.add(entry):
+        if entry is not None and index.add(self.scope, entry):
             # It is unknown which of the two responses the server has stored under this id.
             index.mark_lost(self.scope, entry.record.response_id)
             self.chainer.evidence.record_issued(self.check, entry.record.response_id, known=True)

@@ -32,10 +32,16 @@ from kedge import turns
 from kedge._internal.bounded_dict import BoundedDict
 from kedge._internal.json_text import decode, encode_escaped, encode_sorted
 from kedge._internal.large_json import LARGE_BYTES, MAX_ITEMS, MAX_VALUES, count_values
-from kedge.chaining.index import AnchorIndex, IndexedResponse
 from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts, anchors
+from kedge.planning.anchor_index import (
+    MAX_PREFIXES,
+    AnchorIndex,
+    IndexedResponse,
+    iter_candidates,
+    iter_prefix_digests,
+)
 from kedge.planning.digests import (
     PrefixIndex,
     get_members,
@@ -59,10 +65,6 @@ MAX_REPLAYS = 64
 """The maximum number of inputs that are cached with their text."""
 REPLAY_KEY_ITEMS = 3
 """The number of items that identify a conversation: instructions, a message and its answer."""
-MAX_CANDIDATES = 1_000
-"""The maximum number of prefixes of a request that are looked up, the longest first."""
-LOOKUP_SIZES = (1, 8, MAX_CANDIDATES - 9)
-"""The sizes of these lookups: a program that replays its history mostly continues its last response."""
 
 PASS_THROUGH_REASONS: Mapping[str, str] = {
     "not_json": "the body is not one JSON object",
@@ -307,33 +309,18 @@ def rewrite(
     entries: dict[AnchorRecord, IndexedResponse] = {}
 
     def iter_records() -> Iterator[AnchorRecord]:
-        for entry in _iter_candidates(request, index, scope):
-            entries[entry.record] = entry
-            yield entry.record
+        for entry in iter_candidates(index, scope, _iter_digests(request)):
+            if not _contradicts(request, entry):
+                entries[entry.record] = entry
+                yield entry.record
 
-    if next(_iter_ends(request, request.prefixes.covered), None) is None:
+    if next(_iter_digests(request), None) is None:
         return "new"
     check = AnchorCheck(request.prefixes, scope, now, max_depth, not_before)
     record, _ = select_anchor(iter_records(), check)
     if record is None:
         return "no_anchor"
     return _send_rest(request, entries[record]) or "no_anchor"
-
-
-def _iter_candidates(
-    request: ParsedRequest, index: AnchorIndex, scope: str
-) -> Iterator[IndexedResponse]:
-    """Yield the known responses whose context may be a prefix of the input, the longest first, then the newest."""
-    counts = _iter_ends(request, request.prefixes.covered)
-    for size in LOOKUP_SIZES:
-        digests = [request.prefixes.digest(count) for count in islice(counts, size)]
-        if not digests:
-            return
-        entries = index.find(scope, digests)
-        entries.sort(key=lambda entry: anchors.anchor_sort_key(entry.record), reverse=True)
-        for entry in entries:
-            if not _contradicts(request, entry):
-                yield entry
 
 
 def _contradicts(request: ParsedRequest, entry: IndexedResponse) -> bool:
@@ -366,8 +353,8 @@ def _send_rest(request: ParsedRequest, anchor: IndexedResponse) -> Rewritten | N
 def find_shorter(request: ParsedRequest, index: AnchorIndex, anchor: IndexedResponse) -> list[str]:
     """Return the ids of the known responses whose context is a prefix of the anchor's context, or equal to it."""
     record = anchor.record
-    counts = islice(_iter_ends(request, record.block_count), MAX_CANDIDATES)
-    entries = index.find(record.scope, [request.prefixes.digest(count) for count in counts])
+    digests = islice(_iter_digests(request, record.block_count), MAX_PREFIXES)
+    entries = index.find(record.scope, list(digests))
     return [entry.record.response_id for entry in entries]
 
 
@@ -376,13 +363,17 @@ _MEMBERS = "members"
 _OUTPUT_BLOCKS = (turns.AssistantBlock, turns.ToolCallBlock, turns.OpaqueBlock)
 
 
-def _iter_ends(request: ParsedRequest, longest: int) -> Iterator[int]:
-    """Yield where a response may end: after an output item, with something left to send; the longest first."""
-    # At least one item must remain: servers reject an empty input.
-    for count in range(longest, 0, -1):
-        end = request.prefixes.end_position(count)
-        if 0 < end < len(request.blocks) and isinstance(request.blocks[end - 1], _OUTPUT_BLOCKS):
-            yield count
+def _iter_digests(request: ParsedRequest, longest: int | None = None) -> Iterator[str]:
+    """Yield the digests of the prefixes that may be the context of a response, the longest first.
+
+    A response ends with an output item, and something is left to send after it, because servers reject an empty input.
+    """
+
+    def can_end(position: int) -> bool:
+        is_within = 0 < position < len(request.blocks)
+        return is_within and isinstance(request.blocks[position - 1], _OUTPUT_BLOCKS)
+
+    return iter_prefix_digests(request.prefixes, longest=longest, can_end=can_end)
 
 
 def index_response(

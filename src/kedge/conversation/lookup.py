@@ -18,6 +18,7 @@ from kedge.engines import Engine, Request, unwrap
 from kedge.engines.stack import StackLayer
 from kedge.errors import InvalidType, NotInStore, describe_type
 from kedge.planning import AnchorRecord, find_problems, get_state
+from kedge.planning.anchor_index import iter_prefix_digests
 from kedge.planning.anchors import base_scope, matches_prefix
 from kedge.planning.digests import get_prefix_index
 from kedge.providers.registry import ADDRESS_PROVIDERS
@@ -237,10 +238,9 @@ async def find_anchors(
     """
     if not needs_lookup(turn, scope):
         return []
-    index = get_prefix_index(turn)
-    digests = [index.digest(count) for count in range(index.covered, 0, -1)]
+    digests = list(iter_prefix_digests(get_prefix_index(turn)))
     async with use_store(store) as opened:
-        return await opened.candidates(scope, digests, retention=retention)
+        return await opened.find_anchors(scope, digests, retention=retention)
 
 
 def needs_lookup(turn: Turn, scope: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kedge._internal.json_text import decode
 from kedge.evidence.object_claims import Claim, UnusedObject
+from kedge.planning.anchor_index import qualify_scope
 from kedge.store.database.transactions import Tx
 
 FOREIGN_SECONDS = 90 * 24 * 3_600.0
@@ -129,8 +130,8 @@ def _read_name(name: str) -> UnusedObject:
 
 
 def _qualify(tx: Tx, name: str) -> str:
-    """Return a scope or key with its namespace, which contains no line break."""
-    return f"{tx.namespace}\n{name}" if tx.namespace else name
+    """Return a scope or key with the namespace of the transaction."""
+    return qualify_scope(tx.namespace, name)
 
 
 def find_entries(tx: Tx, scope: str, digests: Sequence[str]) -> list[str]:

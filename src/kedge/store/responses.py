@@ -201,7 +201,12 @@ def delete_running(tx: Tx, node: int) -> bool:
 def find_anchors(
     tx: Tx, scope: str, digests: Sequence[str], *, retention: float | None = None
 ) -> list[AnchorRecord]:
-    """Return the completed responses of a scope whose context has one of the digests."""
+    """Return the completed responses of a scope whose context has one of the digests.
+
+    The records of the responses are themselves the index of conversations. A row in `response_index` as well would be a
+    second copy, which every insertion, deletion, import and verification would have to keep equal. There is no ``add``,
+    because a response is inserted with its node, and ``mark_lost`` keeps the row, with the reason.
+    """
     for chunk in split_chunks(digests):
         rows = tx.rows(
             f"SELECT {ANCHOR_COLUMNS}, c.retention FROM responses r "

@@ -1019,10 +1019,12 @@ class Store(AsyncResource):
         )
 
     @checked
-    async def candidates(
+    async def find_anchors(
         self, scope: str, digests: Sequence[str], *, retention: float | None = None
     ) -> list[AnchorRecord]:
         """Return the completed responses of a scope whose context has one of the digests.
+
+        This is ``find`` of `kedge.planning.anchor_index.AnchorIndex` for the responses of conversations.
 
         Args:
             scope: The scope: provider, endpoint and account.

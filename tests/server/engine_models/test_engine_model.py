@@ -27,6 +27,7 @@ from server.engine_models.conftest import (
     open_client,
     serve_engine_model,
 )
+from server.test_users import make_users
 from server.waiting import TIMEOUT, wait_until
 
 PARAMETERS = {
@@ -448,6 +449,42 @@ def test_a_stateful_server_is_chained_by_content(upstream: TestServer) -> None:
         healed = ask(client, "What did I say first?", first.id)
         assert healed.output_text == 'You said first: "One"'
         assert normalize_items(upstream.requests[-1].context)
+
+
+def test_a_response_lost_upstream_is_not_tried_again(upstream: TestServer) -> None:
+    """Once the upstream server rejected a response, other branches after it are sent in full at once."""
+    with connect_engine_model("responses", upstream.base_url, trust="always") as client:
+        first = ask(client, "One")
+        upstream.forget()
+        ask(client, "Two", first.id)
+        count = len(upstream.requests)
+        branch = ask(client, "What did I say first?", first.id)
+        assert branch.output_text == 'You said first: "One"'
+        assert len(upstream.requests) == count + 1
+
+
+def test_users_do_not_continue_responses_of_each_other(upstream: TestServer) -> None:
+    """The same history of another user is sent in full, and a user's own history is chained."""
+    history = [user_message("One"), {"role": "assistant", "content": "You said: One"}]
+    with make_users(model=make_model("responses", upstream.base_url)) as users:
+        answer = users.create("alice", input="One")
+        (text,) = answer["output"][0]["content"]
+        history[1]["content"] = text["text"]
+        anchors: dict[str, Any] = {}
+        for name in ("bob", "alice"):
+            users.create(name, input=[*history, user_message("Two")])
+            anchors[name] = upstream.requests[-1].body.get("previous_response_id")
+    assert anchors == {"bob": None, "alice": upstream.requests[0].response_id}
+
+
+def test_an_anchor_is_found_behind_many_new_items(upstream: TestServer) -> None:
+    """A request with more new items than one lookup has prefixes is chained on the last response."""
+    with connect_engine_model("responses", upstream.base_url) as client:
+        first = ask(client, "One")
+        ask(client, [user_message(f"Note {number}") for number in range(100)], first.id)
+        sent = upstream.requests[-1].body
+        assert sent["previous_response_id"] == upstream.requests[0].response_id
+        assert len(sent["input"]) == 100
 
 
 @pytest.mark.parametrize("kind", ["anthropic", "responses, stateless"])

@@ -29,7 +29,7 @@ from kedge._internal.argument_types import checked
 from kedge._internal.large_json import LARGE_BYTES
 from kedge._internal.responsive import TimeSlice, compute
 from kedge._internal.urls import BaseUrl, parse_base_url
-from kedge.chaining import AnchorIndex, StoreIndex, chain, chain_report
+from kedge.chaining import ResponseIndex, StoreIndex, chain, chain_report
 from kedge.chaining.client import PROGRAM_REQUEST, RETAINED_BYTES, USER
 from kedge.chaining.program_request import ProgramRequest
 from kedge.chaining.proxy.access import (
@@ -94,7 +94,7 @@ MAX_IDLE_CONNECTIONS = 100
 def create_proxy_app(
     upstream: str,
     *,
-    index: AnchorIndex | None = None,
+    index: ResponseIndex | None = None,
     store: Store | StoreAddress | None = None,
     trust: Trust = "earned",
     token: str = "",
@@ -203,7 +203,7 @@ class _Proxy:
     def __init__(
         self,
         upstream: BaseUrl,
-        index: AnchorIndex | None,
+        index: ResponseIndex | None,
         trust: Trust,
         client: httpx2.AsyncClient | None,
         recorder: RequestRecorder | None,

@@ -14,11 +14,11 @@ import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 from kedge import errors
 from kedge._internal.arguments import check_positive_int, check_type
-from kedge._internal.bounded_dict import BoundedDict
 from kedge._internal.responsive import MANY_ITEMS, compute
 from kedge.engines import (
     AnthropicEngine,
@@ -33,7 +33,15 @@ from kedge.engines.reply import answer_text
 from kedge.errors import EngineError, KedgeError
 from kedge.events import Outcome
 from kedge.events.run import AnswerFinished, Healed
-from kedge.planning import AnchorRecord, covered_count, get_state, prefix_digest
+from kedge.planning import AnchorRecord, get_state, prefix_digest
+from kedge.planning.anchor_index import (
+    IndexedResponse,
+    MemoryAnchorIndex,
+    iter_candidates,
+    iter_prefix_digests,
+    qualify_scope,
+)
+from kedge.planning.anchors import is_unusable_status
 from kedge.planning.digests import get_prefix_index
 from kedge.server.engine_models.output_emitter import OutputEmitter
 from kedge.server.engine_models.turn_builder import DecryptReasoning, build_turn
@@ -45,33 +53,9 @@ from kedge.turns import Turn, user
 log = logging.getLogger("kedge.server.engine_models")
 
 MAX_ANCHORS = 10_000
-MAX_PREFIXES = 64
-"""The number of the longest prefixes of a Turn that are looked up."""
-
-
-class AnchorCache(BoundedDict[tuple[str, str], AnchorRecord]):
-    """Anchor records of one scope by namespace and digest; the oldest records are evicted."""
-
-    def record(self, turn: Turn, namespace: str = "") -> None:
-        """Record the stored responses of a Turn, and remove the lost ones."""
-        for record in get_state(turn).anchors:
-            key = (namespace, record.digest)
-            if record.status == "lost":
-                self.pop(key, None)
-            elif record.stored:
-                self[key] = record
-
-    def find_candidates(self, turn: Turn, namespace: str = "") -> tuple[AnchorRecord, ...]:
-        """Return the recorded responses that cover a prefix of this Turn, the longest first."""
-        prefixes = get_prefix_index(turn)
-        longest = covered_count(turn)
-        keys = [
-            (namespace, prefixes.digest(count))
-            for count in range(longest, max(longest - MAX_PREFIXES, 0), -1)
-        ]
-        return tuple(self[key] for key in keys if key in self)
-
-
+"""The number of upstream responses that an engine model remembers, of all users; the oldest are dropped first."""
+MAX_CANDIDATES = 64
+"""The number of the longest known prefixes of a request from which the planner chooses its anchor."""
 DEFAULT_WINDOW = 128_000
 """The default context length, in tokens."""
 
@@ -153,7 +137,8 @@ class EngineModel:
             self._forwarded += ACCOUNT_PARAMS
         if isinstance(inner, ResponsesEngine | ChatCompletionsEngine):
             self._forwarded += CACHE_PARAMS
-        self._anchors = AnchorCache(MAX_ANCHORS)
+        self._scope = str(getattr(inner, "scope", ""))
+        self._index = MemoryAnchorIndex(MAX_ANCHORS)
 
     async def answer(self, prompt: Prompt) -> AsyncGenerator[OutputEvent]:
         """Send a prompt to the engine and yield its output as it arrives.
@@ -170,14 +155,11 @@ class EngineModel:
         try:
             build = partial(self._build_turn, prompt.ask, prompt.decrypt_reasoning)
             turn = await compute(build, is_long=len(prompt.ask.items) > MANY_ITEMS)
-            candidates: tuple[AnchorRecord, ...] = ()
-            if self._can_chain:
-                candidates = self._anchors.find_candidates(turn, prompt.namespace)
             request = Request(
                 mode="chained" if self._can_chain else "stateless",
                 tools=self._select_tools(prompt.ask.tools),
                 params={**self._params, **self._build_params(prompt)},
-                candidates=candidates,
+                candidates=self._find_candidates(turn, prompt.namespace),
                 streaming=prompt.stream,
                 keep_reasoning=prompt.keep_reasoning,
                 filters=find_filters(self._engine),
@@ -225,8 +207,29 @@ class EngineModel:
                 "the API of the model has no additional_tools items",
             )
         text_results = isinstance(self._inner, ChatCompletionsEngine)
-        scope = str(getattr(self._inner, "scope", ""))
-        return build_turn(ask, decrypt_reasoning, scope, text_results=text_results)
+        return build_turn(ask, decrypt_reasoning, self._scope, text_results=text_results)
+
+    def _find_candidates(self, turn: Turn, namespace: str) -> tuple[AnchorRecord, ...]:
+        """Return the known upstream responses of a user that cover a prefix of this Turn, the longest first."""
+        if not self._can_chain:
+            return ()
+        entries = iter_candidates(
+            self._index,
+            qualify_scope(namespace, self._scope),
+            iter_prefix_digests(get_prefix_index(turn)),
+        )
+        return tuple(entry.record for entry in islice(entries, MAX_CANDIDATES))
+
+    def _index_responses(self, turn: Turn, namespace: str) -> None:
+        """Add the stored responses of a Turn to the index of a user, and remove the lost ones."""
+        for record in get_state(turn).anchors:
+            scope = qualify_scope(namespace, record.scope)
+            is_lost = record.status == "lost" or is_unusable_status(record.status)
+            if record.status == "completed" and record.stored:
+                # If the id was there with other content, it is unknown which of the two the server has stored.
+                is_lost = self._index.add(scope, IndexedResponse(record))
+            if is_lost:
+                self._index.mark_lost(scope, record.response_id)
 
     def _select_tools(self, tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
         """Return the tools without hosted ones, which agents offer by default, if the upstream API has none."""
@@ -277,9 +280,12 @@ class EngineModel:
             async with aclosing(self._engine.events(turn, request)) as events:
                 async for event in events:
                     if isinstance(event, Healed):
+                        self._index.mark_lost(
+                            qualify_scope(prompt.namespace, self._scope), *event.lost
+                        )
                         emitter = OutputEmitter(emitter.prefix_digest)  # nothing was emitted yet
                     elif isinstance(event, AnswerFinished):
-                        self._anchors.record(event.turn, prompt.namespace)
+                        self._index_responses(event.turn, prompt.namespace)
                         for output in emitter.finish(event.outcome):
                             yield output
                     elif streaming:
