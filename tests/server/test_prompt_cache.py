@@ -57,9 +57,12 @@ def test_a_longer_retention_applies_to_a_prompt_that_is_already_cached() -> None
     """The next request sets the lifetime, also directly after one with a shorter lifetime."""
     now = [0.0]
     cache = PromptCache(lambda: now[0])
-    assert [cache.read([(b"a", 2000)], lifetime) for lifetime in (600.0, 86_400.0)] == [0, 1920]
+    assert [cache.use_prompt([(b"a", 2000)], lifetime) for lifetime in (600.0, 86_400.0)] == [
+        0,
+        1920,
+    ]
     now[0] = 700.0
-    assert cache.read([(b"a", 2000)]) == 1920
+    assert cache.use_prompt([(b"a", 2000)]) == 1920
 
 
 def test_prefixes_expire_without_use(client: OpenAI, server: TestServer) -> None:
@@ -89,25 +92,25 @@ def test_prefixes_of_a_long_chain_are_renewed() -> None:
             yield digests[number - 1], 2048 + number
 
     for length in range(1, 90):
-        cache.read(prompt(length))
+        cache.use_prompt(prompt(length))
     assert read == 2 * 89 - 1
     now = 90.0
     read = 0
-    cache.read(prompt(90))
+    cache.use_prompt(prompt(90))
     assert read == 90
     now = 680.0
-    assert cache.read([(digests[0], 2049)]) == 2048
+    assert cache.use_prompt([(digests[0], 2049)]) == 2048
     now = 1_400.0
-    assert cache.read([(digests[1], 2050)]) == 0
+    assert cache.use_prompt([(digests[1], 2050)]) == 0
 
 
 def test_a_prefix_is_found_from_a_breakpoint_near_it() -> None:
     """A breakpoint is at most 20 blocks after it."""
     digests = [bytes([number]) for number in range(60)]
     cache = PromptCache(lambda: 0.0)
-    assert cache.read_breakpoints(digests, [Breakpoint(5, 3000, 300)], 1024) == (0, 3000)
-    assert cache.read_breakpoints(digests, [Breakpoint(24, 5000, 300)], 1024) == (3000, 2000)
-    assert cache.read_breakpoints(digests, [Breakpoint(50, 9000, 300)], 1024) == (0, 9000)
+    assert cache.use_breakpoints(digests, [Breakpoint(5, 3000, 300)], 1024) == (0, 3000)
+    assert cache.use_breakpoints(digests, [Breakpoint(24, 5000, 300)], 1024) == (3000, 2000)
+    assert cache.use_breakpoints(digests, [Breakpoint(50, 9000, 300)], 1024) == (0, 9000)
 
 
 def test_the_least_recently_used_prefix_is_dropped() -> None:
@@ -115,5 +118,5 @@ def test_the_least_recently_used_prefix_is_dropped() -> None:
     digests = [bytes([number]) for number in range(3)]
     cache = PromptCache(lambda: 0.0, max_entries=2)
     for digest in digests:
-        cache.read([(digest, 2048)])
-    assert [cache.read([(digests[at], 2048)]) for at in (0, 2)] == [0, 2048]
+        cache.use_prompt([(digest, 2048)])
+    assert [cache.use_prompt([(digests[at], 2048)]) for at in (0, 2)] == [0, 2048]

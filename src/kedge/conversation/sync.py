@@ -1,4 +1,8 @@
-"""The methods of a conversation for sync code."""
+"""The methods and properties of a conversation for sync code.
+
+``wrap_method`` returns what the coroutine method returns, and ``wrap_navigation`` a ``SyncConversation`` in place of a
+``Conversation``.
+"""
 
 from collections.abc import Sequence
 from typing import Unpack
@@ -14,7 +18,10 @@ from kedge.turns import Block, Turn
 
 
 class SyncConversation(SyncFacade[Conversation]):
-    """The methods and properties of ``Conversation`` for sync code, which open it; see ``Conversation.sync``."""
+    """The methods and properties of ``Conversation`` for sync code; see ``Conversation.sync``.
+
+    Each opens the conversation if it needs its stored row and that was not loaded before.
+    """
 
     send = wrap_method(Conversation.send)
     stream = wrap_stream(Conversation.stream)
@@ -74,12 +81,12 @@ class SyncConversation(SyncFacade[Conversation]):
 
     @property
     def row(self) -> ConversationRow:
-        """Its row in the store."""
+        """Its row in the store, as it was last read."""
         return self._open().row
 
     @property
     def is_open(self) -> bool:
-        """Whether it was loaded from the store."""
+        """Whether its row was loaded from the store."""
         return self._target.is_open
 
     @property
@@ -99,12 +106,12 @@ class SyncConversation(SyncFacade[Conversation]):
 
     @property
     def head(self) -> int:
-        """The id of the last known head."""
+        """The number of the node at which the head last was."""
         return self._open().head
 
     @property
     def turn(self) -> Turn:
-        """The conversation up to the last known head."""
+        """The Turn up to this node."""
         return self._open().turn
 
     def _open(self) -> Conversation:

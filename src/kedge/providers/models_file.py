@@ -10,8 +10,8 @@
     model = "anthropic:claude-opus-4-8"
     key_env = "ANTHROPIC_API_KEY"
 
-Every error is an ``InvalidSetting`` of one line, with its location and the valid values. The file
-never contains a key, only the name of the environment variable with the key.
+An error of the file is an ``InvalidSetting`` of one line, with its location and the valid values. The file never
+contains a key, only the name of the environment variable with the key.
 """
 
 import tomllib
@@ -51,12 +51,12 @@ def open_model(
     Args:
         model: A model string such as ``ollama:llama3.2``, ``practice`` or ``script:FILE``.
         name: The name in ``GET /v1/models``; by default the provider's name of the model.
-        pace: Seconds between two streamed chunks of the practice model.
+        pace: Seconds between two streamed chunks of the practice model, which alone has a pace.
         window: The context length in tokens, as in ``EngineModel``.
         tokens: The model's tokens per token of the server's count, as in ``EngineModel``.
         stateless: Whether to never chain upstream.
         params: Parameters of every request.
-        settings: Further settings of ``connect``, such as ``api_key``.
+        **settings: Further settings of ``connect``, such as ``api_key``.
 
     Returns:
         The model.
@@ -69,10 +69,10 @@ def open_model(
         >>> settings = Settings(model=open_model("ollama:llama3.2", window=16_384))
     """
     check_type("name", str, name)
-    kind, _, rest = model.partition(":")
-    if kind in BUILTIN_MODELS:
+    provider, _, rest = model.partition(":")
+    if provider in BUILTIN_MODELS:
         script = None
-        if kind == "script":
+        if provider == "script":
             if not rest:
                 raise CannotConnect("the script has no file; write script:answers.json")
             script = Script.load(rest)
@@ -82,10 +82,10 @@ def open_model(
         practice_model = PracticeModel(script, **options)
         practice_model.name = name or practice_model.name
         return practice_model
-    # Clients of this server retry themselves.
+    # Clients of this server repeat a failed request themselves, so it does not.
     settings.setdefault("max_retries", 0)
     return EngineModel(
-        name or rest.rpartition("#")[2] or kind,
+        name or rest.rpartition("#")[2] or provider,
         connect(model, **settings),
         window=window or DEFAULT_WINDOW,
         tokens=tokens,
@@ -101,6 +101,14 @@ class FieldSpec:
     type: type | tuple[type, ...]
     description: str
     minimum: float | None = None
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether a value has the type, and at least the minimum."""
+        if isinstance(value, bool):  # which is an int in Python
+            return self.type is bool
+        if not isinstance(value, self.type):
+            return False
+        return self.minimum is None or value >= self.minimum
 
 
 MODEL_FIELDS: Mapping[str, FieldSpec] = {
@@ -125,7 +133,7 @@ class Models:
 
     Args:
         models: The models by name.
-        default: The name of the model that serves all other names, if any.
+        default: The name of the model that answers requests for any other name; None to reject them.
     """
 
     models: Mapping[str, Model]
@@ -143,71 +151,70 @@ def load_models(path: str | Path) -> Models:
         path: The file.
 
     Returns:
-        The models, each connected.
+        The models; each connects when it is first used.
 
     Raises:
         InvalidSetting: If the file cannot be read or is invalid.
         CannotConnect: If a model cannot be used.
     """
-    where = Path(path).name
+    location = Path(path).name
     try:
-        form = tomllib.loads(read_regular_file(path, MAX_SETTINGS_BYTES).decode("utf-8"))
+        document = tomllib.loads(read_regular_file(path, MAX_SETTINGS_BYTES).decode("utf-8"))
     except OSError as error:
         raise InvalidSetting(f"cannot read {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSetting(f"{where} is not TOML: {error}") from None
-    _check_keys(form, ("default", "models"), where)
-    tables = form.get("models")
+        raise InvalidSetting(f"{location} is not TOML: {error}") from None
+    _check_keys(document, ("default", "models"), location)
+    tables = document.get("models")
     if not isinstance(tables, dict) or not tables:
-        raise InvalidSetting(f"{where}: no models; write a table [models.NAME] for each")
-    named = cast("dict[str, Any]", tables)
-    models = {name: _load_model(name, table, where) for name, table in named.items()}
-    default = form.get("default")
+        raise InvalidSetting(f"{location}: no models; write a table [models.NAME] for each")
+    tables_by_name = cast("dict[str, Any]", tables)
+    models = {
+        name: _load_model(name, table, f"{location}: models.{name}")
+        for name, table in tables_by_name.items()
+    }
+    default = document.get("default")
     if default is not None and default not in models:
-        known = ", ".join(models)
-        raise InvalidSetting(f"{where}: default must be one of {known}, not {default!r}")
+        names = ", ".join(models)
+        raise InvalidSetting(f"{location}: default must be one of {names}, not {default!r}")
     return Models(models, default)
 
 
-def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], location: str) -> None:
     for key in table:
         if key in known:
             continue
         if key in SECRET_KEYS:
             raise InvalidSetting(
-                f"{where}: {key} does not belong in a file; set an environment variable to the key and "
+                f"{location}: {key} does not belong in a file; set an environment variable to the key and "
                 'name it: key_env = "MY_KEY"'
             )
         hint = f"known keys: {', '.join(known)}"
-        similar = find_similar(key, [each for each in known if each not in table])
+        similar = find_similar(key, [name for name in known if name not in table])
         if similar:
             hint = f"did you mean {similar}?"
-        raise InvalidSetting(f"{where}: unknown key {key!r}; {hint}")
+        raise InvalidSetting(f"{location}: unknown key {key!r}; {hint}")
 
 
-def _load_model(name: str, table: Any, file: str) -> Model:
-    where = f"{file}: models.{name}"
+def _load_model(name: str, table: Any, location: str) -> Model:
     if not isinstance(table, dict):
-        raise InvalidSetting(f"{where} must be a table with a model")
+        raise InvalidSetting(f"{location} must be a table with a model")
     members = cast("dict[str, Any]", table)
-    _check_keys(members, tuple(MODEL_FIELDS), where)
+    _check_keys(members, tuple(MODEL_FIELDS), location)
     for key, value in members.items():
-        field = MODEL_FIELDS[key]
-        is_flag = isinstance(value, bool) and field.type is not bool
-        is_wrong = is_flag or not isinstance(value, field.type)
-        if is_wrong or (field.minimum is not None and value < field.minimum):
-            raise InvalidSetting(f"{where}.{key} must be {field.description}")
+        if not MODEL_FIELDS[key].accepts(value):
+            raise InvalidSetting(f"{location}.{key} must be {MODEL_FIELDS[key].description}")
     if "model" not in members:
-        raise InvalidSetting(f'{where} needs a model: model = "ollama:llama3.2"')
+        raise InvalidSetting(f'{location} needs a model: model = "ollama:llama3.2"')
     settings = {key: value for key, value in members.items() if key not in ("model", "key_env")}
     variable = members.get("key_env")
     if variable is not None:
         settings["api_key"] = read_variable(variable)
         if not settings["api_key"]:
             raise CannotConnect(
-                f"{where}: the environment variable {variable} is not set; set it to the key"
+                f"{location}: the environment variable {variable} is not set; set it to the key"
             )
     try:
         return open_model(members["model"], name=name, **settings)
     except CannotConnect as error:
-        raise CannotConnect(f"{where}: {error}") from error
+        raise CannotConnect(f"{location}: {error}") from error

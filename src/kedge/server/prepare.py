@@ -432,7 +432,7 @@ def read_prompt_cache(
         model_input.new_counts,
     )
     retention = body.get("prompt_cache_retention") or ""
-    return service.prompt_cache.read(
+    return service.prompt_cache.use_prompt(
         prefixes, prompt_cache.RETENTIONS.get(retention, prompt_cache.DEFAULT_LIFETIME)
     )
 

@@ -31,6 +31,7 @@ MIN_CACHED_TOKENS = 1024
 CACHED_TOKENS_STEP = 128
 """The number of tokens to a multiple of which automatically cached prefixes are rounded down."""
 DEFAULT_LIFETIME = 600.0
+"""Seconds for which an automatically cached prefix remains after its last use."""
 RETENTIONS: Mapping[str, float] = {"24h": 86_400.0}
 """Lifetimes by ``prompt_cache_retention``; other values have the default lifetime."""
 MAX_LOOKBACK = 20
@@ -45,10 +46,11 @@ time, the cost of a turn would grow with the length of the chain."""
 
 EMPTY_DIGEST = b""
 _DIGEST_BYTES = 16
-_encode_sorted = msgspec.json.Encoder(order="sorted").encode  # no digest is stored or sent
+# The encoding may differ between versions of msgspec, because digests are neither stored nor sent.
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _UNSEEN_MEMBERS = frozenset({"id", "status", "encrypted_content", "cache_control"})
 """Members of a segment that are not part of the prompt."""
-_SETTINGS: tuple[str, ...] = ("model", "prompt_cache_key", "instructions", "tools", "text")
+_SETTING_MEMBERS: tuple[str, ...] = ("model", "prompt_cache_key", "instructions", "tools", "text")
 
 
 Prefix = tuple[bytes, int]
@@ -56,11 +58,14 @@ Prefix = tuple[bytes, int]
 
 
 class Breakpoint(msgspec.Struct, frozen=True):
-    """A requested cache breakpoint: the index of its block, the tokens up to it, and its lifetime."""
+    """A requested cache breakpoint."""
 
     index: int
+    """The index of the block at whose end it is."""
     tokens: int
+    """The tokens of the prompt up to there."""
     lifetime: float
+    """Seconds for which the prefix up to there remains cached without use."""
 
 
 class PromptCache:
@@ -76,52 +81,55 @@ class PromptCache:
         self._lock = Lock()  # requests are prepared in the thread of the database, if that has one
         self._entries = BoundedDict[bytes, _Entry](max_entries)
 
-    def read(self, prefixes: Iterable[Prefix], lifetime: float = DEFAULT_LIFETIME) -> int:
+    def use_prompt(self, prefixes: Iterable[Prefix], lifetime: float = DEFAULT_LIFETIME) -> int:
         """Cache a prompt automatically, and return the number of its tokens that were cached before.
 
         Args:
             prefixes: The prefixes of the prompt, longest first.
             lifetime: Seconds for which they remain cached without use.
         """
-        cached = 0
+        cached_tokens = 0
         now = self._clock()
         renewed_at = now
-        used: list[Prefix] = []
+        prefixes_to_store: list[Prefix] = []
         with self._lock:
             for digest, tokens in prefixes:
+                # The first prefix that is found is the longest one; the shorter ones are stored again.
                 entry = None
-                if not cached:
+                if not cached_tokens:
                     entry = self._renew(digest, now)
                 if entry is not None:
-                    cached = entry.tokens
+                    cached_tokens = entry.tokens
                     age = now - entry.renewed_at
                     if entry.lifetime == lifetime and age < lifetime * RENEWAL_SHARE:
                         renewed_at = entry.renewed_at
                         break
                 if tokens >= MIN_CACHED_TOKENS:
-                    used.append((digest, tokens))
-            self._store(reversed(used), lifetime, now, renewed_at)
-        return cached - cached % CACHED_TOKENS_STEP
+                    prefixes_to_store.append((digest, tokens))
+            # The longest prefix is stored last, so a full cache discards the shorter ones first.
+            self._store(reversed(prefixes_to_store), lifetime, now, renewed_at)
+        return cached_tokens - cached_tokens % CACHED_TOKENS_STEP
 
-    def read_breakpoints(
-        self, digests: Sequence[bytes], breakpoints: Sequence[Breakpoint], minimum: int
+    def use_breakpoints(
+        self, digests: Sequence[bytes], breakpoints: Sequence[Breakpoint], min_tokens: int
     ) -> tuple[int, int]:
         """Cache a prompt at its breakpoints; return the tokens read from the cache and written to it.
 
         Args:
             digests: The digest of the prefix up to each block.
             breakpoints: The breakpoints in order.
-            minimum: The minimum number of tokens of a prefix that the model caches.
+            min_tokens: The minimum number of tokens of a prefix that the model caches.
         """
         now = self._clock()
-        cacheable = [point for point in breakpoints if point.tokens >= minimum]
+        cacheable = [point for point in breakpoints if point.tokens >= min_tokens]
         with self._lock:
-            tokens = self._find_tokens(digests, breakpoints, now)
+            read_tokens = self._find_tokens(digests, breakpoints, now)
             for point in cacheable:
                 self._store([(digests[point.index], point.tokens)], point.lifetime, now, now)
         if not cacheable:
-            return tokens, 0
-        return tokens, max(cacheable[-1].tokens - tokens, 0)
+            return read_tokens, 0
+        written_tokens = max(cacheable[-1].tokens - read_tokens, 0)
+        return read_tokens, written_tokens
 
     def _find_tokens(
         self, digests: Sequence[bytes], breakpoints: Sequence[Breakpoint], now: float
@@ -151,17 +159,18 @@ class PromptCache:
 
 
 class _Entry(msgspec.Struct):
-    """A cached prefix: its expiry, and the last time that the shorter prefixes of its prompt were renewed."""
+    """A cached prefix."""
 
     tokens: int
     lifetime: float
     expires_at: float
     renewed_at: float
+    """When the shorter prefixes of its prompt were last renewed; see ``RENEWAL_SHARE``."""
 
 
 def hash_prompt_settings(body: Mapping[str, Any]) -> bytes:
     """Return the digest of the settings, which precede the items of a prompt."""
-    return _hash_segment(EMPTY_DIGEST, {name: body.get(name) for name in _SETTINGS})
+    return _hash_segment(EMPTY_DIGEST, {name: body.get(name) for name in _SETTING_MEMBERS})
 
 
 def hash_items(digest: bytes, items: "Iterable[Item]") -> Iterator[bytes]:
@@ -173,31 +182,34 @@ def hash_items(digest: bytes, items: "Iterable[Item]") -> Iterator[bytes]:
 
 
 def iter_prefixes(
-    start: Prefix, history: Iterable[Prefix], items: "Sequence[Item]", counts: Iterable[int]
+    settings: Prefix, history: Iterable[Prefix], items: "Sequence[Item]", counts: Iterable[int]
 ) -> Iterator[Prefix]:
     """Yield the prefixes of a prompt, longest first.
 
     Args:
-        start: The settings.
-        history: The prefixes of the stored context, longest first.
+        settings: The prefix of the settings, with which every prompt begins.
+        history: The prefixes of the stored context, without the settings, longest first.
         items: The new items.
-        counts: The tokens of each of them.
+        counts: The tokens of each new item.
     """
-    settings, tokens = start
-    stored = iter(history)
-    newest = next(stored, None)
-    last, total = newest or (EMPTY_DIGEST, 0)
-    new: list[Prefix] = []
-    for digest, count in zip(hash_items(last, items), counts, strict=False):
+    shorter = iter(history)
+    context = next(shorter, None)
+    digest, total = context or (EMPTY_DIGEST, 0)
+    new_prefixes: list[Prefix] = []
+    for item_digest, count in zip(hash_items(digest, items), counts, strict=False):
         total += count
-        new.append((digest, total))
-    new.reverse()
-    if newest is not None:
-        new.append(newest)
-    for digest, count in chain(new, stored):
-        length = tokens + count if count else 0
-        yield settings + digest, length
-    yield start
+        new_prefixes.append((item_digest, total))
+    new_prefixes.reverse()
+    if context is not None:
+        new_prefixes.append(context)
+
+    settings_digest, settings_tokens = settings
+    for item_digest, tokens in chain(new_prefixes, shorter):
+        length = 0  # unknown
+        if tokens:
+            length = settings_tokens + tokens
+        yield settings_digest + item_digest, length
+    yield settings
 
 
 def _hash_segment(digest: bytes, segment: Mapping[str, Any]) -> bytes:

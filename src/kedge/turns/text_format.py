@@ -1,4 +1,4 @@
-"""Format blocks and Turns for display, one line per block."""
+"""Format blocks for display, one line per block, and describe the change from one list of blocks to another."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,8 +7,10 @@ from kedge.turns.blocks import Block, ReasoningBlock
 from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
 
 DEFAULT_WIDTH = 72
+MAX_SOURCE_LENGTH = 80
+"""The maximum number of characters of a file name, a URL or a file id."""
 _SHOWN_MEMBERS = ("text", "filename", "url", "file_id", "data")
-"""The members of parts, of which the first that is not empty is shown."""
+"""The members of a part in the order of preference: the first that is not empty is shown."""
 
 
 def describe(block: Block, width: int = DEFAULT_WIDTH) -> str:
@@ -25,9 +27,9 @@ BLOCK_NAMES = {
     "system": "system prompt",
     "opaque": "other item",
 }
-"""The names of the kinds of blocks."""
+"""What each kind of block is called in sentences."""
 MAX_QUOTED = 60
-"""The maximum number of characters of each text in the description of a change."""
+"""The maximum number of characters of each quoted text."""
 
 
 def name_block(block: Block) -> str:
@@ -36,12 +38,12 @@ def name_block(block: Block) -> str:
 
 
 def describe_change(before: Sequence[Block], after: Sequence[Block], removed: int = 0) -> str:
-    """Return one line about the first of the changes that made one list of blocks of another.
+    """Describe the first difference between two lists of blocks in one line.
 
     Args:
-        before: The earlier blocks, from the first one that differs on; two of them are enough.
-        after: The later blocks from there on.
-        removed: The number of earlier blocks, if there are no later ones.
+        before: The old blocks, from the first one that differs on; two of them are enough.
+        after: The new blocks, from the same index on; two of them are enough.
+        removed: The number of all old blocks from there on; needed if there are no new ones.
 
     Returns:
         Such as ``user message “…Ada.” → “…Bea.”``; empty if there are no blocks.
@@ -56,6 +58,7 @@ def describe_change(before: Sequence[Block], after: Sequence[Block], removed: in
     if not after:
         return f"removed {name_block(old)}"
     new = after[0]
+    # If one list continues with the other's first block, a single block was removed or added before it.
     if len(before) > 1 and _has_same_content(before[1], new):
         return f"removed {name_block(old)}"
     if len(after) > 1 and _has_same_content(old, after[1]):
@@ -65,7 +68,7 @@ def describe_change(before: Sequence[Block], after: Sequence[Block], removed: in
     name = BLOCK_NAMES.get(old.kind, old.kind)
     old_text = _format_content(old)
     new_text = _format_content(new)
-    if old_text == new_text:
+    if old_text == new_text:  # the difference is in members that are not shown
         return f"{name} {_quote(old_text)}"
     start = _find_excerpt_start(old_text, new_text)
     return f"{name} {_quote(old_text, start)} → {_quote(new_text, start)}"
@@ -83,19 +86,20 @@ def _has_same_content(one: Block, other: Block) -> bool:
 
 def _find_excerpt_start(old: str, new: str) -> int:
     """Return the position from which two texts are quoted: the start of the first word that differs."""
-    pairs = enumerate(zip(old, new, strict=False))
-    shorter = min(len(old), len(new))
-    different = next((index for index, (one, other) in pairs if one != other), shorter)
-    return old.rfind(" ", 0, different) + 1
+    pairs = zip(old, new, strict=False)
+    differences = (index for index, (one, other) in enumerate(pairs) if one != other)
+    first_difference = next(differences, min(len(old), len(new)))
+    return old.rfind(" ", 0, first_difference) + 1
 
 
 def format_table(blocks: Iterable[Block], width: int = DEFAULT_WIDTH) -> str:
     """Return one line per block: index, kind, content, and the response that produced it."""
-    rows = [
-        f"{index:>4} {block.kind:<11} {describe(block, width):<{width}} {shorten(block.response_id, width)}".rstrip()
-        for index, block in enumerate(blocks)
-    ]
-    return "\n".join(rows)
+    lines: list[str] = []
+    for index, block in enumerate(blocks):
+        content = describe(block, width)
+        response_id = shorten(block.response_id, width)
+        lines.append(f"{index:>4} {block.kind:<11} {content:<{width}} {response_id}".rstrip())
+    return "\n".join(lines)
 
 
 def format_part(part: Part, width: int = DEFAULT_WIDTH) -> str:
@@ -110,8 +114,8 @@ def format_part(part: Part, width: int = DEFAULT_WIDTH) -> str:
 
 def shorten(text: str, width: int) -> str:
     """Shorten text to one line of at most ``width`` characters; control characters are escaped."""
-    head = text[: width + 1]
-    line = escape_text(head)
+    # Only the beginning of a long text is escaped: one character more than fits shows that it is longer.
+    line = escape_text(text[: width + 1])
     if len(line) <= width:
         return line
     return line[: width - 1] + "…"
@@ -155,22 +159,27 @@ def _format_part_content(part: Part) -> str:
 
 
 def describe_attachment(part: ImagePart | FilePart | OpaquePart) -> str:
-    """Return the kind of a part that is no text, and its name, URL, or type and size, in one line."""
+    """Describe an image, a file or an opaque part in one line: its kind, and its name, URL, or type and size."""
     match part:
         case ImagePart():
-            return f"image {_format_source_url(part.url or part.file_id)}"
+            return f"image {_format_source(part.url or part.file_id)}"
         case FilePart():
-            content = part.data if part.data.startswith("data:") else ""
-            source = _format_source_url(part.url or part.file_id or content)
-            return f"file {', '.join(filter(None, (shorten(part.filename, 80), source)))}".rstrip()
+            content_url = ""
+            if part.data.startswith("data:"):
+                content_url = part.data
+            name = shorten(part.filename, MAX_SOURCE_LENGTH)
+            source = _format_source(part.url or part.file_id or content_url)
+            return f"file {', '.join(filter(None, (name, source)))}".rstrip()
         case OpaquePart():
             return shorten(str(part.content.get("type", "opaque")), DEFAULT_WIDTH)
 
 
-def _format_source_url(url: str) -> str:
+def _format_source(source: str) -> str:
     """Return a URL or file id, or the type and size of the content of a data URL."""
-    header, separator, content = url.partition(",")
+    header, separator, content = source.partition(",")
     if not separator or not header.startswith("data:"):
-        return shorten(url, 80)
+        return shorten(source, MAX_SOURCE_LENGTH)
+    media_type, _, _ = header.removeprefix("data:").partition(";")
+    # Four characters of base64 are three bytes; "=" at the end is padding.
     size = len(content) * 3 // 4 - content[-2:].count("=")
-    return f"{shorten(header[5:].partition(';')[0], 80)}, {format_size(size)}"
+    return f"{shorten(media_type, MAX_SOURCE_LENGTH)}, {format_size(size)}"

@@ -18,8 +18,9 @@ def create(service: ServerState, _: Request, body: Any) -> dict[str, Any]:
     """Answer ``POST /v1/conversations``."""
     if service.settings.zero_data_retention:
         raise errors.CONVERSATION_ZERO_DATA_RETENTION()
-    key, items = _prepare_items(service, body.get("items") or [], existing=[])
-    return service.conversations.create(body.get("metadata") or {}, key, items).to_json()
+    node_key, items = _prepare_items(service, body.get("items") or [], existing=[])
+    metadata: dict[str, str] = body.get("metadata") or {}
+    return service.conversations.create(metadata, node_key, items).to_json()
 
 
 @http.in_database()
@@ -60,9 +61,9 @@ def add_items(service: ServerState, request: Request, body: Any) -> dict[str, An
     conversation = _find_conversation(service, request)
     with service.conversations.lock(conversation):
         existing = service.conversations.items(conversation)
-        key, items = _prepare_items(service, body["items"], existing)
+        node_key, items = _prepare_items(service, body["items"], existing)
         if items:
-            service.conversations.add(conversation, key, items)
+            service.conversations.add(conversation, node_key, items)
     return http.build_list(items)
 
 
@@ -70,38 +71,42 @@ def add_items(service: ServerState, request: Request, body: Any) -> dict[str, An
 def retrieve_item(service: ServerState, request: Request) -> Item:
     """Answer ``GET /v1/conversations/{id}/items/{item}``."""
     http.check_include(request)
-    id: str = request.path_params["item"]
+    item_id: str = request.path_params["item"]
     conversation = _find_conversation(service, request)
     for item in service.conversations.items(conversation):
-        if item["id"] == id:
+        if item["id"] == item_id:
             return item
-    raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=conversation.id)
+    raise errors.CONVERSATION_ITEM_NOT_FOUND(id=item_id, conversation=conversation.id)
 
 
 @http.in_database()
 def delete_item(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``DELETE /v1/conversations/{id}/items/{item}``."""
-    id: str = request.path_params["item"]
+    item_id: str = request.path_params["item"]
     conversation = _find_conversation(service, request)
     with service.conversations.lock(conversation):
-        if not service.conversations.remove(conversation, id):
-            raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=conversation.id)
+        if not service.conversations.remove(conversation, item_id):
+            raise errors.CONVERSATION_ITEM_NOT_FOUND(id=item_id, conversation=conversation.id)
     return conversation.to_json()
 
 
 def _find_conversation(service: ServerState, request: Request) -> StoredConversation:
-    id: str = request.path_params["id"]
-    conversation = service.conversations.find(id)
+    conversation_id: str = request.path_params["id"]
+    conversation = service.conversations.find(conversation_id)
     if conversation is None:
-        raise errors.CONVERSATION_NOT_FOUND(id=id)
+        raise errors.CONVERSATION_NOT_FOUND(id=conversation_id)
     return conversation
 
 
 def _prepare_items(
     service: ServerState, new_items: Sequence[Item], existing: Sequence[Item]
 ) -> tuple[str, list[Item]]:
-    key = service.nodes.new_key()
+    """Check new items, and return them in the form in which they are stored, with the key of their node.
+
+    The ids of the items are made of the key.
+    """
+    node_key = service.nodes.new_key()
     resolved = coherence.resolve_references(new_items, StoredItems(service.nodes))
     coherence.check_duplicate_ids(coherence.EMPTY_COHERENCE.extend(existing), resolved)
     coherence.check_encrypted_content(resolved, service.cipher.decrypt)
-    return key, normalize_items(resolved, key)
+    return node_key, normalize_items(resolved, node_key)

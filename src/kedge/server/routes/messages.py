@@ -98,7 +98,7 @@ def apply_breakpoints(
             yield from requests.iter_items(message, service.cipher.decrypt)
 
     breakpoints = [Breakpoint(index, count_prefix(index), seconds) for index, seconds in marked]
-    cached, written = service.prompt_cache.read_breakpoints(
+    cached, written = service.prompt_cache.use_breakpoints(
         list(_hash_segments(body, segments)), breakpoints, find_min_tokens(body["model"])
     )
     return draft._replace(usage=replace(draft.usage, cached=cached, cache_write=written))
