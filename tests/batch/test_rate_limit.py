@@ -125,7 +125,7 @@ async def test_every_request_of_a_line_counts(kedge_server: TestServer) -> None:
 async def test_processes_share_the_limits(limit: int, share: int) -> None:
     """Each of three processes has a third of a limit, or at least one request, because 0 is no limit."""
     job = BatchJob("b", "sqlite://:memory:", "practice", requests_per_minute=limit)
-    context = await BatchContext.open(job, share=3)
+    context = await BatchContext.open(job, processes=3)
     assert context.rate_limiter.requests == share
     await context.aclose()
 

@@ -29,23 +29,25 @@ from kedge.store.response_sums import (
 
 OWN_NUMBERS = "(SELECT number FROM conversations WHERE namespace = ?)"
 """The numbers of the conversations of a namespace."""
+# The values are names in this package, so they need no quoting.
 ANSWERED = f"r.status IN ({', '.join(map(repr, ANSWERED_STATUSES))})"
+# Prices depend on the day, so responses whose cost was not stored are grouped by day, too.
 _PRICED_DAY = "CASE WHEN pricing = 'unknown' THEN day ELSE 0 END"
-_ADDED = ", ".join(f"SUM({name})" for name in SUMS)
+_SUM_COLUMNS = ", ".join(f"SUM({name})" for name in SUMS)
 
 
 class SqlCondition(Struct, frozen=True):
-    """A condition on responses ``r``, and the values of its placeholders."""
+    """A condition of a query, such as on responses ``r``, and the values of its placeholders."""
 
     sql: str
     values: tuple[Any, ...] = ()
 
     def and_(self, sql: str, *values: Any) -> "SqlCondition":
-        """Return a condition that requires both."""
+        """Return this condition and another one."""
         return SqlCondition(f"{self.sql} AND {sql}", (*self.values, *values))
 
     def add_filters(self, filters: Mapping[str, object]) -> "SqlCondition":
-        """Return a condition that also requires the filters, by their SQL, whose value is not None."""
+        """Return this condition and the filters, values by their SQL; filters whose value is None are left out."""
         sql, values = join_filters(self.sql, filters)
         return SqlCondition(sql, (*self.values, *values))
 
@@ -62,14 +64,19 @@ def build_condition(tx: Tx, selection: Selection) -> SqlCondition:
         "r.model = ?": selection.model or None,
         "r.provider = ?": selection.provider or None,
     }
-    own = SqlCondition(f"r.conversation IN {OWN_NUMBERS}", (tx.namespace,)).add_filters(filters)
+    in_namespace = SqlCondition(f"r.conversation IN {OWN_NUMBERS}", (tx.namespace,))
+    condition = in_namespace.add_filters(filters)
     if not selection.conversation:
-        return own
-    among = "FROM conversations c WHERE c.id = ? AND c.namespace = ?"
-    return own.and_(
-        f"r.conversation = (SELECT c.number {among}) AND r.node IN "  # noqa: S608
-        f"(SELECT n.id FROM nodes n WHERE n.tree = (SELECT c.tree {among}))",
-        *((selection.conversation, tx.namespace) * 2),
+        return condition
+
+    # Responses have no index of conversations, so they are found by the nodes of the tree, which have one.
+    source = "FROM conversations c WHERE c.id = ? AND c.namespace = ?"
+    source_values = (selection.conversation, tx.namespace)
+    return condition.and_(
+        f"r.conversation = (SELECT c.number {source}) AND r.node IN "  # noqa: S608
+        f"(SELECT n.id FROM nodes n WHERE n.tree = (SELECT c.tree {source}))",
+        *source_values,
+        *source_values,
     )
 
 
@@ -87,7 +94,7 @@ def has_response_filter(selection: Selection) -> bool:
 Model = tuple[str, str]
 """A provider and a model."""
 DurationCounts = defaultdict[tuple[tuple[Any, ...], int], Counter[float]]
-"""How often each duration occurred, by the values of columns and by whether it is that to the first token."""
+"""How often each duration occurred, by the values of columns, and by 1 for durations to the first token, else 0."""
 
 
 class ResponseGroup(ResponseSums, frozen=True):
@@ -120,11 +127,14 @@ class ResponseGroup(ResponseSums, frozen=True):
 
 
 class DayRange(Struct, frozen=True):
-    """The complete days of a selection, from ``first`` up to ``stop``, and the parts of days around them."""
+    """The complete days of a selection, and the parts of days around them."""
 
     first: int | None
+    """The first complete day; None if the selection has no beginning."""
     stop: int | None
+    """The day after the last complete one; None if the selection has no end."""
     edges: tuple[tuple[float, float], ...]
+    """The times of the parts of days before and after the complete ones."""
 
     def condition(self, tx: Tx, selection: Selection, *, has_totals: bool = False) -> SqlCondition:
         """Return the condition for the sums of the complete days, or of all days where a table has them."""
@@ -139,7 +149,7 @@ class DayRange(Struct, frozen=True):
 
 
 def split_days(tx: Tx, selection: Selection) -> DayRange | None:
-    """Return the complete days of a selection; None if their sums cannot be used."""
+    """Return the complete days of a selection; None if there are none, or their sums cannot be used."""
     if selection.conversation or response_sums.has_pending(tx):
         return None
     since = selection.since
@@ -183,7 +193,7 @@ def group_by(
     """Return the groups of the responses with each value of a column, from a table of sums or the view of its parts."""
     columns = ", ".join((column, *KEYS, _PRICED_DAY))
     groups: dict[Any, list[ResponseGroup]] = {}
-    query = f"SELECT {columns}, {_ADDED} FROM {table} r WHERE {{}} GROUP BY {columns}"  # noqa: S608
+    query = f"SELECT {columns}, {_SUM_COLUMNS} FROM {table} r WHERE {{}} GROUP BY {columns}"  # noqa: S608
     for value, *row in where.select(tx, query):
         start = len(KEYS) + 1
         sums = response_sums.to_numbers(SUMS, tuple(row[start:]))
@@ -214,9 +224,9 @@ def _count_durations(
     convert = round_seconds if is_rounded else float
     for where in conditions:
         for *key, seconds, first_token_seconds in where.select(tx, query):
-            for is_first, duration in enumerate((seconds, first_token_seconds)):
+            for is_first_token, duration in enumerate((seconds, first_token_seconds)):
                 if duration is not None:
-                    counts[tuple(key), is_first][convert(duration)] += 1
+                    counts[tuple(key), is_first_token][convert(duration)] += 1
     return counts
 
 
@@ -234,22 +244,24 @@ def measure_model_latencies(
     counts = _count_durations(tx, edges, "r.provider, r.model", is_rounded=days is not None)
     if days:
         where = days.condition(tx, selection, has_totals=True)
-        for provider, model, is_first, seconds, count in where.select(
+        for provider, model, is_first_token, seconds, count in where.select(
             tx,
             "SELECT provider, model, is_first_token, seconds, SUM(responses) FROM latency_counts "
             "WHERE {} GROUP BY provider, model, is_first_token, seconds",
         ):
-            counts[(provider, model), is_first][float(seconds)] += int(count)
-    for (_, is_first), durations in list(counts.items()):
-        counts[("", ""), is_first].update(durations)
+            counts[(provider, model), is_first_token][float(seconds)] += int(count)
+    for (_, is_first_token), durations in list(counts.items()):
+        counts[("", ""), is_first_token].update(durations)
     return _build_latencies(counts)
 
 
 def _build_latencies(counts: DurationCounts) -> dict[Any, Latency]:
-    return {
-        key: Latency(*_find_percentiles(counts[key, 0]), *_find_percentiles(counts[key, 1]))
-        for key in {key for key, is_first in counts if not is_first}
-    }
+    latencies: dict[Any, Latency] = {}
+    for key in {key for key, is_first_token in counts if not is_first_token}:
+        median, p95 = _find_percentiles(counts[key, 0])
+        first_token_median, first_token_p95 = _find_percentiles(counts[key, 1])
+        latencies[key] = Latency(median, p95, first_token_median, first_token_p95)
+    return latencies
 
 
 def _find_percentiles(counts: Counter[float]) -> tuple[float | None, float | None]:
@@ -257,14 +269,16 @@ def _find_percentiles(counts: Counter[float]) -> tuple[float | None, float | Non
     size = counts.total()
     if not size:
         return None, None
-    low = (size + 1) // 2
-    high = size // 2 + 1
-    p95 = (size * 95 + 99) // 100
-    ranks: dict[int, float] = {}
+    # Ranks begin at 1. The median of an even number of durations lies between the two in the middle.
+    lower_rank = (size + 1) // 2
+    upper_rank = size // 2 + 1
+    p95_rank = (size * 95 + 99) // 100
+    durations: dict[int, float] = {}
     passed = 0
     for seconds, count in sorted(counts.items()):
-        for rank in (low, high, p95):
+        for rank in (lower_rank, upper_rank, p95_rank):
             if passed < rank <= passed + count:
-                ranks[rank] = seconds
+                durations[rank] = seconds
         passed += count
-    return (ranks[low] + ranks[high]) / 2, ranks[p95]
+    median = (durations[lower_rank] + durations[upper_rank]) / 2
+    return median, durations[p95_rank]

@@ -2,7 +2,7 @@
 
     summary = await run_batch("prompts.jsonl", "results.jsonl", store_url="sqlite:///batch.db")
 
-A line is a conversation of one or more turns. Its questions have idempotency keys derived from its id, so an
+A line is a conversation of one or more prompts. They have idempotency keys derived from its id, so an
 interrupted batch can be resumed: finished lines are skipped, and in the others no stored answer is requested
 again. A ``Runner`` executes the lines: as tasks in this process, or in worker processes with DBOS
 (``kedge.batch.dbos_runner``).

@@ -63,21 +63,21 @@ class DbosRunner:
         """The running worker processes."""
 
     async def run(
-        self, lines: Sequence[BatchLine], work: BatchJob
+        self, lines: Sequence[BatchLine], job: BatchJob
     ) -> AsyncGenerator[LineResult, None]:
         """Yield the results as they arrive."""
-        url = default_database_url(work.store_url)
-        client = await in_thread(prepare_client, url, work, self.workers)
+        url = default_database_url(job.store_url)
+        client = await in_thread(prepare_client, url, job, self.workers)
         try:
             async with AsyncExitStack() as stack:
-                crew = _WorkerPool(url, work, self.workers, self.pids)
+                crew = _WorkerPool(url, job, self.workers, self.pids)
                 stack.push_async_callback(crew.stop)
                 # Before the workers start, so that they do not run lines that were changed or removed.
-                waiting = await in_thread(enqueue_lines, client, lines, work, crew.executors)
+                waiting = await in_thread(enqueue_lines, client, lines, job, crew.executors)
                 while waiting:
                     await crew.start()
                     # Lines are dequeued in this order, so finished ones are among the first.
-                    first = list(islice(waiting, work.concurrency + CHUNK_SIZE))
+                    first = list(islice(waiting, job.concurrency + CHUNK_SIZE))
                     for status in await in_thread(_list_finished, client, first):
                         crew.deaths.clear()
                         yield _to_result(status, waiting.pop(status.workflow_id))
@@ -97,12 +97,12 @@ def default_database_url(store_url: str) -> str:
     return f"{store_url.partition('?')[0]}.dbos"
 
 
-def queue_name(work: BatchJob) -> str:
+def queue_name(job: BatchJob) -> str:
     """Return the name of a batch's queue."""
-    return f"kedge.{work.name}"
+    return f"kedge.{job.name}"
 
 
-def prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
+def prepare_client(url: str, job: BatchJob, workers: int) -> "DBOSClient":
     """Return a client of the migrated database, with the queue registered."""
     try:
         from dbos import DBOS, DBOSClient
@@ -120,8 +120,8 @@ def prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
         DBOS.migrate(url)
         client = DBOSClient(system_database_url=url)
         client.register_queue(
-            queue_name(work),
-            worker_concurrency=-(-work.concurrency // workers),
+            queue_name(job),
+            worker_concurrency=-(-job.concurrency // workers),
             partition_concurrency=1,
             polling_interval_sec=POLL_INTERVAL,
             application_name=APPLICATION_NAME,
@@ -153,7 +153,7 @@ def _lock_preparation(url: str) -> Generator[None]:
 
 
 def enqueue_lines(
-    client: "DBOSClient", lines: Sequence[BatchLine], work: BatchJob, executors: Collection[str]
+    client: "DBOSClient", lines: Sequence[BatchLine], job: BatchJob, executors: Collection[str]
 ) -> dict[str, BatchLine]:
     """Enqueue every line that is not enqueued yet, and return the lines by workflow id.
 
@@ -162,7 +162,7 @@ def enqueue_lines(
     """
     from kedge.batch.worker import APPLICATION_NAME, APPLICATION_VERSION, WORKFLOW_NAME
 
-    prefix = f"{work.name}."
+    prefix = f"{job.name}."
     existing = {
         status.workflow_id: status
         for status in client.list_workflows(workflow_id_prefix=prefix, load_input=False)
@@ -170,14 +170,14 @@ def enqueue_lines(
     waiting: dict[str, BatchLine] = {}
     for line in lines:
         # A workflow with a known id returns its old result, so the id also covers the request.
-        digest = work.fingerprint(line).rpartition(":")[2]
+        digest = job.fingerprint(line).rpartition(":")[2]
         name = _workflow_id(f"{prefix}{line.id}.{digest}", existing)
         waiting[name] = line
         if name not in existing:
             client.enqueue(
                 {
                     "workflow_name": WORKFLOW_NAME,
-                    "queue_name": queue_name(work),
+                    "queue_name": queue_name(job),
                     "workflow_id": name,
                     "queue_partition_key": f"{prefix}{line.id}",
                     "app_version": APPLICATION_VERSION,
@@ -186,13 +186,13 @@ def enqueue_lines(
                 line.to_dict(),
             )
         elif existing[name].status == "PENDING" and existing[name].executor_id not in executors:
-            client.resume_workflow(name, queue_name=queue_name(work))
+            client.resume_workflow(name, queue_name=queue_name(job))
     outdated = [
         name
         for name, status in existing.items()
         if name not in waiting
         and status.status not in FINAL_STATUSES
-        and status.queue_name == queue_name(work)  # the prefix may be that of another batch
+        and status.queue_name == queue_name(job)  # the prefix may be that of another batch
     ]
     if outdated:
         client.cancel_workflows(outdated)
@@ -235,16 +235,16 @@ def _to_result(status: "WorkflowStatus", line: BatchLine) -> LineResult:
 class _WorkerPool:
     """The worker processes; one that dies is replaced."""
 
-    def __init__(self, url: str, work: BatchJob, worker_count: int, pids: list[int]) -> None:
+    def __init__(self, url: str, job: BatchJob, worker_count: int, pids: list[int]) -> None:
         config = {
             "url": url,
-            "queue": queue_name(work),
-            "work": work.to_dict(),
-            "share": worker_count,
+            "queue": queue_name(job),
+            "job": job.to_dict(),
+            "processes": worker_count,
         }
         self.config_line = json.dumps(config).encode() + b"\n"
         self.pids = pids
-        self.executors = [f"{work.name}-{number}" for number in range(worker_count)]
+        self.executors = [f"{job.name}-{number}" for number in range(worker_count)]
         self.processes: dict[str, Process] = {}
         self.deaths = Counter[str]()
         """The deaths of each worker since the last finished line."""

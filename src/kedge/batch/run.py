@@ -1,11 +1,11 @@
 """``run_batch``: read the lines, skip finished ones, run the others, write each result.
 
-A line is a stored conversation whose turns are each requested once. The id of the conversation is derived from the
-batch's name and the line's id, and the keys of its turns from their numbers. When a line runs again, also in another
-process, the stored answers are used.
+A line is a stored conversation whose prompts are each sent once. The id of the conversation is derived from the
+batch's name and the line's id, and the idempotency keys of its prompts from their indexes. When a line runs again,
+also in another process, the stored answers are used.
 
-A runner executes the lines. It guarantees that every line ends once, in any order, and that the turns of one
-line never run at the same time. The default runner uses tasks of this process.
+A runner executes the lines. It guarantees that every line ends once, in any order, and that the prompts of one
+line are never sent at the same time. The default runner uses tasks of this process.
 """
 
 import asyncio
@@ -49,7 +49,9 @@ from kedge.tools import Approver
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 
 BATCH_KEY = "batch"
+"""The tag of the conversations of all batches, and the name of what a batch stores with each."""
 DEFAULT_LEASE = 20.0
+"""Seconds after which another process may continue the lines of one that died."""
 CHANGED_LINE_ERROR = (
     "this line was run before with other prompts, instructions, model or params; "
     "give the line a new id, or the batch a new name"
@@ -98,10 +100,10 @@ class BatchJob:
 
 
 class BatchContext:
-    """The store, the engines and the rate limiter shared by the lines of one process."""
+    """The store, the engines, the tools and the rate limiter, which the lines of one process share."""
 
-    def __init__(self, work: BatchJob, store: Store, rate_limiter: RateLimiter) -> None:
-        self.work = work
+    def __init__(self, job: BatchJob, store: Store, rate_limiter: RateLimiter) -> None:
+        self.job = job
         self.store = store
         self.rate_limiter = rate_limiter
         self.tools: Tools = ()
@@ -109,14 +111,14 @@ class BatchContext:
         self._engines: dict[str, Engine] = {}
 
     @classmethod
-    async def open(cls, work: BatchJob, *, share: int = 1) -> "BatchContext":
-        """Open a context; the rate limits are divided among ``share`` contexts."""
-        store = await open_store(work.store_url)
+    async def open(cls, job: BatchJob, *, processes: int = 1) -> "BatchContext":
+        """Open a context; the rate limits are divided among ``processes`` processes."""
+        store = await open_store(job.store_url)
         rate_limiter = RateLimiter(
-            requests=_divide_limit(work.requests_per_minute, share),
-            tokens=_divide_limit(work.tokens_per_minute, share),
+            requests=_divide_limit(job.requests_per_minute, processes),
+            tokens=_divide_limit(job.tokens_per_minute, processes),
         )
-        return cls(work, store, rate_limiter)
+        return cls(job, store, rate_limiter)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -126,21 +128,21 @@ class BatchContext:
 
     def conversation_id(self, line: BatchLine) -> str:
         """Return the conversation id of a line."""
-        return f"{self.work.name}.{line.id}"
+        return f"{self.job.name}.{line.id}"
 
     async def open_conversation(self, line: BatchLine) -> Conversation:
         """Open the conversation of a line, or create it."""
-        fingerprint = self.work.fingerprint(line)
-        data = {"name": self.work.name, "line": line.id, "fingerprint": fingerprint}
+        fingerprint = self.job.fingerprint(line)
+        data = {"name": self.job.name, "line": line.id, "fingerprint": fingerprint}
         conversation = Conversation(
-            self._get_engine(line.model or self.work.model),
+            self._get_engine(line.model or self.job.model),
             store=self.store,
             id=self.conversation_id(line),
             title=make_title(line.prompts[0]),
-            tags=(BATCH_KEY, f"{BATCH_KEY}:{self.work.name}"),
+            tags=(BATCH_KEY, f"{BATCH_KEY}:{self.job.name}"),
             data={BATCH_KEY: data},
             system=line.system,
-            lease=self.work.lease,
+            lease=self.job.lease,
             tools=self.tools,
             approve=self.approve,
         )
@@ -150,14 +152,15 @@ class BatchContext:
             raise KeyReused(CHANGED_LINE_ERROR)
         return conversation
 
-    async def send_prompt(self, conversation: Conversation, line: BatchLine, number: int) -> str:
-        """Send one turn of a line and return the answer; JSON if the line has a schema."""
-        key = f"{self.work.name}/{line.id}/{number}"
-        options: dict[str, Any] = {**thaw(self.work.params), **thaw(line.params)}
+    async def send_prompt(self, conversation: Conversation, line: BatchLine, index: int) -> str:
+        """Send one prompt of a line and return the answer; JSON if the line has a schema."""
+        key = f"{self.job.name}/{line.id}/{index}"
+        options: dict[str, Any] = {**thaw(self.job.params), **thaw(line.params)}
         if line.schema is not None:
             options["output"] = thaw(line.schema)
-        reply = await conversation.send(line.prompts[number], key=key, **options)
-        if find_running(reply.turn):  # the result of a line is its answer
+        reply = await conversation.send(line.prompts[index], key=key, **options)
+        # A background response is waited for, because the result of a line is its answer.
+        if find_running(reply.turn):
             options["background"] = False
             reply = await conversation.resume(**options)
         if line.schema is None:
@@ -168,88 +171,92 @@ class BatchContext:
         """Return the engine of a model; attempts and limits apply to each request, also after tool calls."""
         if model not in self._engines:
             self._engines[model] = with_middleware(
-                connect(model), retry(self.work.attempts), self.rate_limiter
+                connect(model), retry(self.job.attempts), self.rate_limiter
             )
         return self._engines[model]
 
 
-def _divide_limit(limit: int, share: int) -> int:
-    """Return the part of a limit for one of several contexts: at least 1, because 0 means no limit."""
+def _divide_limit(limit: int, processes: int) -> int:
+    """Return the part of a limit for one of several processes: at least 1, because 0 means no limit."""
     if not limit:
         return 0
-    return max(limit // share, 1)
+    return max(limit // processes, 1)
 
 
-async def send_turn(context: BatchContext, line: BatchLine, number: int) -> dict[str, Any]:
-    """Run one turn of a line, and return its answer or its error as JSON values, which DBOS can store as a step."""
+async def answer_prompt(context: BatchContext, line: BatchLine, index: int) -> dict[str, Any]:
+    """Send one prompt of a line, and return its answer or its error as JSON values, which DBOS can store as a step."""
     try:
         conversation = await context.open_conversation(line)
-        return {"answer": await context.send_prompt(conversation, line, number)}
+        return {"answer": await context.send_prompt(conversation, line, index)}
     except KedgeError as error:
-        text = CHANGED_LINE_ERROR if isinstance(error, KeyReused) else str(error)
+        message = str(error)
+        if isinstance(error, KeyReused):
+            message = CHANGED_LINE_ERROR
         retryable = bool(getattr(error, "retryable", False))
-        return {"error": text, "error_class": type(error).__name__, "retryable": retryable}
+        return {"error": message, "error_class": type(error).__name__, "retryable": retryable}
 
 
-TurnFunction = Callable[[BatchContext, BatchLine, int], Awaitable[dict[str, Any]]]
+PromptFunction = Callable[[BatchContext, BatchLine, int], Awaitable[dict[str, Any]]]
 
 
 async def run_conversation(
-    context: BatchContext, line: BatchLine, turn_function: TurnFunction = send_turn
+    context: BatchContext, line: BatchLine, prompt_function: PromptFunction = answer_prompt
 ) -> LineResult:
     """Run the conversation of a line; an error ends the line, but not the batch.
 
     Args:
         context: The shared store, engines and limits.
         line: The line to run.
-        turn_function: A function that runs the turn with a number; a DBOS worker passes one that stores each
-            turn as a step.
+        prompt_function: A function that sends the prompt with an index and returns what ``answer_prompt`` does; a
+            DBOS worker passes one that stores each answer as a step.
     """
     began = time.perf_counter()
     answers: list[str] = []
     failure: dict[str, Any] = {}
-    for number in range(len(line.prompts)):
-        result = await turn_function(context, line, number)
-        if "answer" not in result:
-            failure = result
+    for index in range(len(line.prompts)):
+        step = await prompt_function(context, line, index)
+        if "answer" not in step:
+            failure = step
             break
-        answers.append(result["answer"])
-    name = context.conversation_id(line)
+        answers.append(step["answer"])
+
+    conversation_id = context.conversation_id(line)
     try:
-        rows = await context.store.responses(await context.store.conversation(name))
+        conversation = await context.store.conversation(conversation_id)
+        records = await context.store.responses(conversation)
     except KedgeError:  # it never started, or the store is not available: nothing is added up
-        rows = []
+        records = []
     result = LineResult(
         id=line.id,
         status="failed" if failure else "completed",
         answers=tuple(answers),
-        model=line.model or context.work.model,
+        model=line.model or context.job.model,
         seconds=round(time.perf_counter() - began, 3),
-        fingerprint=context.work.fingerprint(line),
+        fingerprint=context.job.fingerprint(line),
         **failure,
     )
-    if not rows:
+    if not records:
         return result
-    costs = [row.cost for row in rows if row.cost is not None]
+    costs = [record.cost for record in records if record.cost is not None]
     return replace(
         result,
-        conversation=name,
-        provider_response_id=rows[-1].provider_response_id,
-        **sum_tokens(rows),
+        conversation=conversation_id,
+        provider_response_id=records[-1].provider_response_id,
+        **sum_tokens(records),
         cost=sum(costs) if costs else None,
     )
 
 
 class Runner(Protocol):
-    """The interface of a runner."""
+    """Runs the lines of a batch: every line ends once, in any order."""
 
-    def run(self, lines: Sequence[BatchLine], work: BatchJob) -> AsyncGenerator[LineResult, None]:
+    def run(self, lines: Sequence[BatchLine], job: BatchJob) -> AsyncGenerator[LineResult, None]:
         """Yield the results as they arrive."""
         ...
 
 
 class AsyncioRunner:
-    """Runs lines as tasks in this process, at most ``work.concurrency`` at the same time.
+    """Runs lines as tasks in this process, at most ``job.concurrency`` at the same time.
 
     Args:
         tools: Tools that the models of all lines may call, as for ``Conversation``. They are not part of a line's
@@ -262,25 +269,27 @@ class AsyncioRunner:
         self.approve = approve
 
     async def run(
-        self, lines: Sequence[BatchLine], work: BatchJob
+        self, lines: Sequence[BatchLine], job: BatchJob
     ) -> AsyncGenerator[LineResult, None]:
         """Yield the results as they arrive."""
-        context = await BatchContext.open(work)
+        context = await BatchContext.open(job)
         context.tools = self.tools
         context.approve = self.approve
-        todo = iter(lines)
+        remaining = iter(lines)
         finished: asyncio.Queue[LineResult | BaseException] = asyncio.Queue()
 
         async def run_lines() -> None:
             try:
-                for line in todo:
+                for line in remaining:  # which the workers share
                     finished.put_nowait(await run_conversation(context, line))
-            except BaseException as error:  # raised below, which would wait without end
+            except (
+                BaseException
+            ) as error:  # raised again below, which would otherwise wait without end
                 finished.put_nowait(error)
                 raise
 
         # Plain tasks and not a task group, because the consumer may stop iterating at any time, in any task.
-        count = min(work.concurrency, len(lines))
+        count = min(job.concurrency, len(lines))
         workers = [asyncio.create_task(run_lines()) for _ in range(count)]
         try:
             for _ in lines:
@@ -298,13 +307,15 @@ class AsyncioRunner:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a batch."""
+    """The numbers of lines of a batch, and the newest result."""
 
     total: int
     skipped: int
+    """The lines that earlier runs completed."""
     completed: int = 0
     failed: int = 0
     last: LineResult | None = None
+    """The result of the line that finished last; None before the first one."""
 
     @property
     def done(self) -> int:
@@ -346,8 +357,8 @@ async def run_batch(
         concurrency: The maximum number of conversations at the same time.
         requests_per_minute: The maximum number of requests per minute; 0 for no limit.
         tokens_per_minute: The maximum number of tokens per minute; 0 for no limit.
-        attempts: Attempts per request, for errors that may be temporary.
-        lease: Seconds after which another process may continue the turns of one that died.
+        attempts: The maximum number of attempts of a request that fails temporarily.
+        lease: Seconds after which another process may continue the lines of one that died.
         params: Parameters of every request; those of a line override them.
         on_progress: Called with the progress after each line.
 
@@ -375,7 +386,7 @@ async def run_batch(
         raise InvalidBatch("prompts must be a file or a list of BatchLine, not of other values")
     if len({line.id for line in lines}) < len(lines):
         raise InvalidBatch("two lines have the same id; ids must be unique")
-    work = BatchJob(
+    job = BatchJob(
         name=name or default_name(out),
         store_url=store_url,
         model=model,
@@ -391,14 +402,12 @@ async def run_batch(
     done: list[LineResult] = []
     with ResultsFile(out) as results:
         earlier = results.load()
-        todo = [
-            line for line in lines if not _is_done(earlier.get(line.id), work.fingerprint(line))
-        ]
+        todo = [line for line in lines if not _is_done(earlier.get(line.id), job.fingerprint(line))]
         skipped = len(lines) - len(todo)
         failed = 0
         report(Progress(len(lines), skipped))
         if todo:
-            async with aclosing((runner or AsyncioRunner()).run(todo, work)) as finished:
+            async with aclosing((runner or AsyncioRunner()).run(todo, job)) as finished:
                 async for result in finished:
                     results.append(result)
                     done.append(result)

@@ -1,4 +1,4 @@
-"""A DBOS worker of a batch: a process that runs lines from a queue, each turn as a durable step.
+"""A DBOS worker of a batch: a process that runs lines from a queue, each prompt as a durable step.
 
     python -m kedge.batch.worker EXECUTOR  # other settings, which may contain a password, are read from stdin
 
@@ -15,7 +15,7 @@ import anyio
 from dbos import DBOS, DBOSConfig
 
 from kedge.batch.files import BatchLine
-from kedge.batch.run import BatchContext, BatchJob, run_conversation, send_turn
+from kedge.batch.run import BatchContext, BatchJob, answer_prompt, run_conversation
 
 APPLICATION_NAME = "kedge-batch"
 APPLICATION_VERSION = "1"
@@ -30,23 +30,23 @@ async def _get_context() -> BatchContext:
     """Return the batch context of this process, which is opened for the first line."""
     async with _lock:
         if "context" not in _config:
-            work = BatchJob(**_config["work"])
-            _config["context"] = await BatchContext.open(work, share=_config["share"])
+            job = BatchJob(**_config["job"])
+            _config["context"] = await BatchContext.open(job, processes=_config["processes"])
     return _config["context"]
 
 
-@DBOS.step(name="kedge.batch.turn")
-async def run_turn(line: dict[str, Any], number: int) -> dict[str, Any]:
-    """Run one turn of a line."""
-    return await send_turn(await _get_context(), BatchLine.from_dict(line), number)
+@DBOS.step(name="kedge.batch.prompt")
+async def run_prompt(line: dict[str, Any], index: int) -> dict[str, Any]:
+    """Send one prompt of a line."""
+    return await answer_prompt(await _get_context(), BatchLine.from_dict(line), index)
 
 
 @DBOS.workflow(name=WORKFLOW_NAME)
 async def run_line(line: dict[str, Any]) -> dict[str, Any]:
-    """Run a line, turn by turn."""
+    """Run a line, prompt by prompt."""
 
-    async def run_step(_: BatchContext, __: BatchLine, number: int) -> dict[str, Any]:
-        return await run_turn(line, number)
+    async def run_step(_: BatchContext, __: BatchLine, index: int) -> dict[str, Any]:
+        return await run_prompt(line, index)
 
     parsed = BatchLine.from_dict(line)
     return (await run_conversation(await _get_context(), parsed, run_step)).to_dict()
