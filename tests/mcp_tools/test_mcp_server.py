@@ -28,6 +28,7 @@ from kedge.mcp.server import (
     create_mcp_server,
 )
 from kedge.server.access import AccessPolicy
+from kedge.server.settings import Limits
 from kedge.store import ConversationRow, Store
 from kedge.tools import Toolbox, run_calls, tool
 from kedge.turns import tool_call
@@ -119,10 +120,10 @@ async def test_a_session_without_requests_ends(
                 pass
 
 
-async def test_bodies_have_a_deadline(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_have_a_deadline(store: Store) -> None:
     """A request whose body does not arrive in time is answered, and its connection is closed."""
-    monkeypatch.setattr("kedge.mcp.server.READ_SECONDS", 0.01)
-    app = create_http_app(create_mcp_server(StoreTools(store).to_toolbox()), AccessPolicy(None))
+    server = create_mcp_server(StoreTools(store).to_toolbox())
+    app = create_http_app(server, AccessPolicy(None), Limits(read_seconds=0.01))
     async with serve_app(app) as url:
         address = httpx2.URL(url)
         async with await anyio.connect_tcp(address.host, address.port or 0) as stream:

@@ -49,7 +49,7 @@ MAX_OUTPUT = 50_000
 MAX_BLOCK_CHARS = 8_000
 MAX_LINE_CHARS = 300
 MAX_BODY_BYTES = 1_000_000
-READ_SECONDS = Limits().read_seconds
+DEFAULT_LIMITS = Limits()
 MAX_SESSIONS = 1_000
 """The maximum number of sessions over HTTP, each of which needs 40 KB; requests for more get status 503."""
 SESSION_SECONDS = 1_800.0
@@ -274,12 +274,15 @@ async def _repair_messages(
             await send.send(repaired)
 
 
-def create_http_app(server: Server[Any], policy: AccessPolicy) -> ASGIApp:
+def create_http_app(
+    server: Server[Any], policy: AccessPolicy, limits: Limits = DEFAULT_LIMITS
+) -> ASGIApp:
     """Return an app that serves ``/mcp`` for streamable HTTP.
 
     Args:
         server: The server.
         policy: The accepted host names and the token.
+        limits: A request body must arrive within ``read_seconds``.
     """
     # Hosts and origins are checked by the policy, as for the other servers of Kedge.
     security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
@@ -296,7 +299,7 @@ def create_http_app(server: Server[Any], policy: AccessPolicy) -> ASGIApp:
             await app(scope, receive, send)
             return
         try:
-            body = await collect_body(scope, receive, MAX_BODY_BYTES, READ_SECONDS)
+            body = await collect_body(scope, receive, MAX_BODY_BYTES, limits.read_seconds)
             if count_values(body) > MAX_ITEMS:
                 raise errors.TOO_MANY_VALUES(most=MAX_ITEMS, items=MAX_ITEMS)
         except errors.ApiError as error:

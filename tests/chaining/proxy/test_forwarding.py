@@ -33,6 +33,7 @@ from engines.fake_server import serve_bytes, serve_handler
 from for_each import for_each
 from kedge.chaining.proxy import app as proxy_app
 from kedge.chaining.proxy import create_proxy_app
+from kedge.server.settings import Limits
 
 LIMIT = 300
 
@@ -330,18 +331,16 @@ def test_an_interrupted_upload_is_not_an_error(
 
 
 @for_each("path", ["/v1/responses", "/v1/files"])
-def test_an_upload_that_does_not_continue_ends(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_an_upload_that_does_not_continue_ends(upstream: Upstream, path: str) -> None:
     """A client whose connection is half open does not occupy the proxy and the upstream forever."""
-    monkeypatch.setattr(proxy_app, "READ_SECONDS", 0)
-    with serve_proxy(f"{upstream.url}/v1") as proxy:
+    with serve_proxy(f"{upstream.url}/v1", limits=Limits(read_seconds=0.01)) as proxy:
         connection = open_connection(proxy)
         connection.putrequest("POST", path)
         connection.putheader("content-length", "100")
         connection.endheaders(b"abc")
         answer = connection.getresponse()
-        assert (answer.status, b"no part of the request body" in answer.read()) == (408, True)
+        message = b"no part of the request body arrived for 0.01 seconds"
+        assert (answer.status, message in answer.read()) == (408, True)
         connection.close()
 
 
@@ -354,12 +353,12 @@ def test_a_tunnel_is_not_opened(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_an_upload_that_the_upstream_does_not_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_the_upstream_does_not_read_ends() -> None:
     """An upstream that accepts a connection and reads nothing does not occupy the proxy for hours."""
-    monkeypatch.setitem(proxy_app.TIMEOUTS, "write", 0.1)
+    limits = Limits(write_seconds=0.1)
     with socket.create_server(("127.0.0.1", 0)) as upstream:
         port = upstream.getsockname()[1]
-        with serve_proxy(f"http://127.0.0.1:{port}/v1") as proxy:
+        with serve_proxy(f"http://127.0.0.1:{port}/v1", limits=limits) as proxy:
             content = b"x" * 40_000_000  # more than the buffers of the connections hold
             answer = httpx2.post(f"{proxy}/v1/files", content=content, timeout=LIMIT)
     assert answer.status_code == 502

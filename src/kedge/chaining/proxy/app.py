@@ -72,17 +72,7 @@ CONNECT_SECONDS = 30.0
 """The time for a connection to the upstream."""
 WAIT_SECONDS = 3_600.0
 """The time for which the upstream may send nothing. Clients have their own limit, and leave when it is reached."""
-READ_SECONDS = Limits().read_seconds
-"""The time for which a client may send nothing of its body."""
-WRITE_SECONDS = Limits().write_seconds
-"""The time for which the upstream may read nothing of a request."""
-SLOW_BODY = f"no part of the request body arrived for {READ_SECONDS:g} seconds"
-TIMEOUTS = {
-    "connect": CONNECT_SECONDS,
-    "read": WAIT_SECONDS,
-    "write": WRITE_SECONDS,
-    "pool": WAIT_SECONDS,
-}
+DEFAULT_LIMITS = Limits()
 SEND_ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, ValueError)
 """What the client raises if a request cannot be sent."""
 MAX_CACHED_URLS = 256
@@ -101,6 +91,7 @@ def create_proxy_app(
     any_host: bool = False,
     requires_token: bool = False,
     client: httpx2.AsyncClient | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Starlette:
     """Build the ASGI app of a proxy.
 
@@ -117,6 +108,8 @@ def create_proxy_app(
             token, so that web pages cannot reach the proxy through DNS rebinding.
         requires_token: Whether a token is required even while the store has none.
         client: The HTTP client for the upstream; by default one is created and closed with the app.
+        limits: A client may send nothing of its body for ``read_seconds``, and the upstream read nothing of a
+            request for ``write_seconds``.
 
     Returns:
         The app. It answers `/healthz`, `/metrics` and `/report` itself and forwards everything below
@@ -139,7 +132,7 @@ def create_proxy_app(
         recorder = RequestRecorder(shared_store.resource)
         registry = TokenRegistry(shared_store.resource, required=requires_token)
     policy = create_policy(token, registry, any_host=any_host)
-    proxy = _Proxy(base, index, trust, client, recorder, policy)
+    proxy = _Proxy(base, index, trust, client, recorder, policy, limits)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -208,14 +201,16 @@ class _Proxy:
         client: httpx2.AsyncClient | None,
         recorder: RequestRecorder | None,
         policy: AccessPolicy,
+        limits: Limits,
     ) -> None:
         self._upstream = upstream
+        self._limits = limits
         self._login = [(b"authorization", upstream.authorization.encode())]
         self._replaced = {b"authorization"} if upstream.authorization else frozenset[bytes]()
         self._parse_url = lru_cache(maxsize=MAX_CACHED_URLS)(self._parse_checked)
         self._recorder = recorder
         self._policy = policy
-        self._build_request = client.build_request if client else _build_request
+        self._build_request = client.build_request if client else self._build_plain_request
         self._client = chain(client or _create_client(), index=index, trust=trust)
 
     async def aclose(self) -> None:
@@ -256,11 +251,12 @@ class _Proxy:
         has_limit = is_limited(caller)
         body_read = Event()
         try:
-            body = await _read_body(request, body_read, is_estimated=has_limit)
+            chunks = _limit_pauses(request.stream(), self._limits.read_seconds)
+            body = await _read_body(request, chunks, body_read, is_estimated=has_limit)
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         except TimeoutError:
-            return build_error(408, SLOW_BODY)
+            return self._report_slow_body()
         is_new = request.method == "POST"
         estimate = Estimate(0, 0)
         reserved = None
@@ -294,6 +290,24 @@ class _Proxy:
         response = _PassedOn(incoming, complete, usage, end)
         response.raw_headers = self._select_response_headers(request, incoming, program_request)
         return response
+
+    def _report_slow_body(self) -> Response:
+        seconds = self._limits.read_seconds
+        return build_error(408, f"no part of the request body arrived for {seconds:g} seconds")
+
+    def _build_plain_request(
+        self, method: str, url: httpx2.URL, *, extensions: dict[str, Any], **options: Any
+    ) -> httpx2.Request:
+        """Build a request for the client of `_create_client`, which has no defaults to merge into it."""
+        timeouts = {
+            "connect": CONNECT_SECONDS,
+            "read": WAIT_SECONDS,
+            "write": self._limits.write_seconds,
+            "pool": WAIT_SECONDS,
+        }
+        return httpx2.Request(
+            method, url, extensions={**extensions, "timeout": timeouts}, **options
+        )
 
     def _build_outgoing(
         self,
@@ -388,7 +402,7 @@ class _Proxy:
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         except TimeoutError:
-            return build_error(408, SLOW_BODY)
+            return self._report_slow_body()
         except asyncio.CancelledError:
             if not is_gone or sender.uncancel():
                 raise
@@ -501,13 +515,6 @@ def _create_client() -> httpx2.AsyncClient:
     return client
 
 
-def _build_request(
-    method: str, url: httpx2.URL, *, extensions: dict[str, Any], **options: Any
-) -> httpx2.Request:
-    """Build a request for the client of `_create_client`, which has no defaults to merge into it."""
-    return httpx2.Request(method, url, extensions={**extensions, "timeout": TIMEOUTS}, **options)
-
-
 class _PassedOn(StreamingResponse):
     """A response of the upstream, passed on as it arrives and closed when the client disconnects.
 
@@ -583,12 +590,13 @@ def _create_usage_reader(incoming: httpx2.Response, input_tokens: int) -> UsageR
 
 
 async def _read_body(
-    request: Request, body_read: Event, *, is_estimated: bool
+    request: Request, chunks: AsyncIterator[bytes], body_read: Event, *, is_estimated: bool
 ) -> bytes | AsyncIterator[bytes] | None:
     """Return the body: its bytes if it is examined, or a stream if it is only passed on.
 
     Args:
         request: The request.
+        chunks: The chunks of its body.
         body_read: Set when the complete body was read; the next message of the client is its disconnect.
         is_estimated: Whether its tokens are estimated, if it is JSON.
     """
@@ -600,25 +608,24 @@ async def _read_body(
     is_read = is_estimated and "json" in request.headers.get("content-type", "")
     is_examined = request.method == "POST" and (is_create or is_read)
     if not is_examined or int(length or 0) > MAX_BODY_BYTES:
-        return _stream_body(_limit_pauses(request.stream()), body_read)
-    rest = _limit_pauses(request.stream())
+        return _stream_body(chunks, body_read)
     read = bytearray()
-    async for chunk in rest:
+    async for chunk in chunks:
         read += chunk
         if len(read) > MAX_BODY_BYTES:  # a body without a length
-            return _stream_body(rest, body_read, bytes(read))
+            return _stream_body(chunks, body_read, bytes(read))
     body_read.set()
     return bytes(read)
 
 
-async def _limit_pauses(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _limit_pauses(chunks: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
     """Yield the chunks of a body.
 
     Raises:
-        TimeoutError: None arrived for some time; the client may have left without closing its connection.
+        TimeoutError: None arrived for so many seconds; the client may have left without closing its connection.
     """
     while True:
-        async with asyncio.timeout(READ_SECONDS):
+        async with asyncio.timeout(seconds):
             chunk = await anext(chunks, None)
         if chunk is None:
             return
