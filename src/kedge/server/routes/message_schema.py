@@ -117,16 +117,25 @@ TOOL_CHOICE = v.TaggedUnion(
     }
 )
 THINKING_DISPLAY = v.StringEnum("summarized", "omitted")
+BLOCK_BINDING: v.Members = {
+    "prefix_mismatch_behavior!": v.StringEnum("error", "drop_block"),
+}
+"""What becomes of thinking that is sent back after something before it changed."""
+NO_THINKING_TYPE = ""
 THINKING = v.TaggedUnion(
     {
         "enabled": {
             "budget_tokens!": v.Integer(minimum=MIN_THINKING_BUDGET),
             "display?": THINKING_DISPLAY,
+            "block_binding?": BLOCK_BINDING,
         },
-        "adaptive": {"display?": THINKING_DISPLAY},
-        "between_tools": {},
+        "adaptive": {"display?": THINKING_DISPLAY, "block_binding?": BLOCK_BINDING},
+        "between_tools": {"block_binding?": BLOCK_BINDING},
         "disabled": {},
-    }
+        NO_THINKING_TYPE: {"block_binding!": BLOCK_BINDING},  # the default of the model thinks
+    },
+    unlisted=(NO_THINKING_TYPE,),
+    default=NO_THINKING_TYPE,
 )
 OUTPUT_CONFIG: v.Members = {
     "effort?": v.StringEnum("low", "medium", "high", "xhigh", "max"),

@@ -200,6 +200,15 @@ def test_parameters_are_converted_to_the_responses_api() -> None:
     }
 
 
+def test_thinking_may_have_only_its_binding() -> None:
+    """A request may say what becomes of thinking that does not match any more, and leave the type to the model."""
+    binding = {"prefix_mismatch_behavior": "drop_block"}
+    for thinking in ({"block_binding": binding}, {"type": "adaptive", "block_binding": binding}):
+        assert parse(make_request(thinking=thinking))["model"] == "practice"
+    with pytest.raises(ApiError, match=r"thinking\.block_binding"):
+        parse(make_request(thinking={}))
+
+
 @for_each(
     ("path", "version", "raw", "status", "message"),
     [
