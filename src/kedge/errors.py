@@ -542,6 +542,7 @@ class EngineError(KedgeError):
         partial: The blocks that arrived before the failure.
         response_id: The id of the response, if it ended as incomplete or failed.
         usage: The tokens of that response, if the server sent any.
+        server: The name by which the server identifies itself in its headers; empty if it does not.
     """
 
     def __init__(
@@ -572,6 +573,7 @@ class EngineError(KedgeError):
         self.partial: tuple[Block, ...] = ()
         self.response_id = ""
         self.usage: Usage | None = None
+        self.server = ""
 
     @property
     def reported_code(self) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -91,16 +92,16 @@ async def send(engine: ResponsesEngine, turn: Turn, text: str = "Hello", **optio
 @for_each(
     ("given", "settings", "sends", "asked"),
     [
-        # A known host is asked at once, another server once there was reasoning.
+        # A known host and another server are asked at once.
         ({}, KNOWN, [{}], [True]),
-        ({}, {}, [{}, {}], [False, True]),
+        ({}, {}, [{}, {}], [True, True]),
         # A server without encrypted reasoning costs one more request for each model.
         *(
             ({"rejects": each}, KNOWN, [{}, {}, {"model": "n"}], [True, False, False, True, False])
             for each in ERRORS
         ),
         # A request that is repeated for another reason does not ask for what was just rejected.
-        ({"rejects": ERRORS[0], "chains": False}, {}, [{}, {}], [False, True, False, False]),
+        ({"rejects": ERRORS[0], "chains": False}, {}, [{}, {}], [True, False, False, False]),
         # Without healing, nothing is requested that might have to be repeated.
         ({}, KNOWN, [{"heal": False}, {"heal": True}, {"heal": False}], [False, True, True]),
     ],
@@ -143,6 +144,38 @@ async def test_a_request_is_not_repeated_in_vain_or_twice(error: Any, settings: 
         with pytest.raises(EngineError, match=error[1]["message"]):
             await send(engine, Turn())
     assert server.asked == [True]
+
+
+@pytest.mark.parametrize("mode", ["chained", "conversation"])
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_the_first_reasoning_of_an_unknown_server_survives_its_loss(
+    mode: Any, streaming: bool
+) -> None:
+    """The first request asks, so a full send after the server has forgotten has the reasoning of its answer."""
+    server = ReasoningServer()
+    async with open_engine(server, mode=mode) as engine:
+        turn = await engine.run(Turn([user("One")]), streaming=streaming)
+        server.known.clear()
+        mode = "stateless" if mode == "conversation" else mode
+        await engine.run(turn.append(user("Two")), mode=mode, streaming=streaming)
+    assert server.asked[0]
+    assert server.reasoning() == ["sealed resp_1"]
+
+
+@pytest.mark.parametrize("sdk", [False, True])
+@pytest.mark.parametrize("status", [400, 422, 500])
+async def test_an_error_of_a_kedge_server_is_not_about_reasoning(status: int, *, sdk: bool) -> None:
+    """It says in the header of the error whether it encrypts, and never rejects the member: nothing is repeated."""
+    with serve() as server:
+        server.faults.set(f"status={status}")
+        engine: Any = connect(f"responses:{server.base_url}#practice", max_retries=0)
+        if sdk:
+            client = AsyncOpenAI(base_url=server.base_url, api_key="any", max_retries=0)
+            engine = ResponsesEngine("practice", make_client=lambda: client, scope="test")
+        async with engine:
+            with pytest.raises(EngineError):
+                await engine.run(Turn([user("One")]))
+    assert len(server.requests) == 1
 
 
 async def test_evidence_is_shared_by_engines_with_one_store() -> None:
@@ -225,8 +258,8 @@ async def test_a_server_that_does_not_store_unasked_has_no_data_retention() -> N
         await send(engine, turn, "Three")
         assert engine.plan(turn.append(user("Three"))).mode == "stateless"
     assert [body.get("store") for body in server.bodies] == [None, False, False]
-    assert server.asked == [False, True, True]
-    assert server.reasoning() == ["sealed resp_2"]
+    assert server.asked == [True, True, True]
+    assert server.reasoning() == ["sealed resp_1", "sealed resp_2"]
 
 
 async def test_a_tool_loop_resends_the_reasoning_of_its_call() -> None:

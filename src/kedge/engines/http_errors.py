@@ -13,6 +13,7 @@ import msgspec
 
 from kedge import errors
 from kedge._internal.urls import find_doubled_part
+from kedge.evidence.server_evidence import read_identity
 from kedge.wire.fields import repair_surrogates
 
 PLACEHOLDER_KEY = "none"
@@ -145,7 +146,7 @@ class ErrorBuilder(msgspec.Struct, frozen=True):
         decision = headers.get("x-should-retry")
         if decision in ("true", "false"):
             retryable = decision == "true"
-        return kind(
+        error = kind(
             message,
             provider=self.provider,
             status=status,
@@ -155,6 +156,8 @@ class ErrorBuilder(msgspec.Struct, frozen=True):
             retryable=retryable,
             retry_after=parse_retry_after(headers) if retryable else None,
         )
+        error.server = read_identity(headers)
+        return error
 
     def _describe_doubled_part(self, url: str) -> str:
         """Return what to add to the error of a request whose address repeats a part, such as ``/v1/v1``."""

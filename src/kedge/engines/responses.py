@@ -300,8 +300,6 @@ class ResponsesEngine(RequestEngine):
         if request.keep_reasoning and "include" not in session.healed:
             session.include = session.check.reasoning.should_request(
                 encrypts=session.check.encrypts,
-                known=self._known_server is not None,
-                unstored=not _should_store(session),
                 heal=request.heal,
             )
         else:
@@ -494,6 +492,9 @@ class ResponsesEngine(RequestEngine):
         is_other = error.param and not error.param.startswith("include")
         if is_other or heal_rules.is_format_rejected(error):
             return False  # another member was rejected
+        self.evidence.identify(session.check, error.server or self.transport.identity or "")
+        if session.check.encrypts is not None:
+            return False  # a server that says whether it encrypts does not reject this member
         is_first = session.include and session.check.reasoning.accepted is None
         # After a server error the conversation object may contain the request already.
         is_safe = session.plan.mode != "conversation" or not is_server_error(error.status)

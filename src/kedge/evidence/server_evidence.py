@@ -25,7 +25,6 @@ import msgspec
 from kedge.events import Outcome, Usage
 from kedge.evidence.tokens import ORDINARY_EXCESS, UNBOUNDED, UNKNOWN_SHARE, SentTokens
 from kedge.planning import TokenCounts
-from kedge.turns import ReasoningBlock
 
 IDENTITY_HEADER = "kedge-server"
 """The header by which the local server of Kedge identifies itself."""
@@ -397,30 +396,26 @@ class ReasoningEvidence(Evidence):
     Attributes:
         accepted: Whether a request for encrypted reasoning was answered; None before the first one. False if the server
             says that it does not encrypt.
-        reasons: Whether an answer contained reasoning.
         stores: Whether responses are stored; not if an answer had ``store: false`` and the request did not.
     """
 
     accepted: bool | None = None
-    reasons: bool = False
     stores: bool = True
 
-    def should_request(
-        self, *, encrypts: bool | None, known: bool, unstored: bool, heal: bool
-    ) -> bool:
+    def should_request(self, *, encrypts: bool | None, heal: bool) -> bool:
         """Return whether to request encrypted reasoning.
+
+        It is requested with the first answer, too: its reasoning would be lost with the stored response otherwise.
 
         Args:
             encrypts: Whether the server encrypts reasoning, as it says itself; None if it does not say.
-            known: Whether the server is a known host.
-            unstored: Whether the response is not stored, so that its reasoning is lost otherwise.
             heal: Whether a rejected request may be repeated without.
         """
         if encrypts is not None:
             return encrypts
         if self.accepted is not None:
             return self.accepted
-        return heal and (known or unstored or self.reasons)
+        return heal
 
     def record(
         self,
@@ -446,5 +441,4 @@ class ReasoningEvidence(Evidence):
             self.accepted = False
         elif requested or rejected:
             self.accepted = requested
-        self.reasons |= ReasoningBlock in map(type, outcome.blocks)
         self.stores &= not (stored and outcome.stored is False)
