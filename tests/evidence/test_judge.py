@@ -210,11 +210,52 @@ async def test_losses_of_a_trusted_server_are_only_reported(
 
 
 @STREAMING
+async def test_losses_of_a_known_server_are_found_while_the_instructions_change(
+    streaming: bool,
+) -> None:
+    """A count that is too small for the texts of the context shows the loss, and everything is sent from then on."""
+    server = MemoryServer(stores=False)
+    settings: Any = {"streaming": streaming, "hours": range(4), "known_server": KNOWN}
+    reports = await send_texts(server, *[SENTENCES * 4] * 4, **settings)
+    # An answer that was shown is only reported.
+    loss = [ServerForgot] if streaming else [Healed, ModeChanged]
+    assert reports == [[], loss, [ModeChanged], [ModeChanged]]
+    assert are_chained(server)[:3] == [False, True, False]
+
+
+@STREAMING
+def test_losses_are_reported_to_programs_whose_instructions_change(
+    streaming: bool, known_hosts: set[str]
+) -> None:
+    """A chained client compares the count with the texts of the complete input of its program."""
+    known_hosts.add("127.0.0.1")
+    server = MemoryServer(stores=False)
+    with (
+        serve_handler(server.handle) as url,
+        OpenAI(base_url=url, api_key="k", max_retries=0) as client,
+    ):
+        chain(client)
+        history: list[Any] = []
+        for hour in range(3):
+            history.append({"type": "message", "role": "user", "content": SENTENCES * 4})
+            answer: Any = client.responses.create(
+                model="m", input=history, stream=streaming, instructions=f"It is {hour} o'clock."
+            )
+            text = "".join(getattr(each, "delta", "") for each in answer) if streaming else ""
+            history += [{"role": "assistant", "content": text or answer.output_text}]
+        report = chain_report(client)
+    assert report.lost + sum(report.healed.values()) == 1
+
+
+@STREAMING
+@pytest.mark.parametrize("settings", [{"trust": "always"}, {"known_server": KNOWN}])
 @pytest.mark.parametrize("usage", ["honest", "none", "apart"])
-async def test_a_change_of_the_instructions_is_no_loss(streaming: bool, usage: str) -> None:
-    """A trusted server that remembers is not accused, however it counts, and is chained on each time."""
+async def test_a_change_of_the_instructions_is_no_loss(
+    streaming: bool, usage: str, settings: dict[str, Any]
+) -> None:
+    """A trusted or known server that remembers is not accused, however it counts, and is chained on each time."""
     server = MemoryServer(usage=usage)
-    settings: Any = {"streaming": streaming, "hours": range(4), "trust": "always"}
+    settings = {"streaming": streaming, "hours": range(4), **settings}
     assert await send_texts(server, *["x" * 3_000] * 4, **settings) == [[]] * 4
     assert are_chained(server) == [False, True, True, True]
 

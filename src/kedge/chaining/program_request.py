@@ -32,6 +32,7 @@ from kedge.evidence.server_evidence import read_identity
 from kedge.observe import get_logger
 from kedge.planning import RequestPlan
 from kedge.planning.anchor_index import IndexedResponse
+from kedge.planning.digests import is_compaction
 from kedge.store.proxied_requests import COUNTED_TOKENS
 from kedge.turns import Block
 
@@ -384,12 +385,26 @@ def _add_response(record: ChainedRequest, observer: ResponseObserver) -> Chained
 
 def decide_way(rewritten: Rewritten, parsed: ParsedRequest, check: MemoryCheck) -> Way:
     """Return how a rewritten request may use its anchor."""
-    plan = _to_plan(rewritten.anchor, rewritten.sent)
+    covered_end = parsed.prefixes.end_position(rewritten.anchor.record.block_count)
+    plan = _to_plan(rewritten.anchor, rewritten.sent, parsed.blocks[:covered_end])
     return check.decide(plan, parsed.values)
 
 
-def _to_plan(anchor: IndexedResponse | None, sent: Sequence[Block]) -> RequestPlan:
-    """Return the plan of a request that sends these items of the program on an anchor."""
+def _to_plan(
+    anchor: IndexedResponse | None, sent: Sequence[Block], covered: Sequence[Block] = ()
+) -> RequestPlan:
+    """Return the plan of a request that sends these items of the program on an anchor, which covers others of it."""
     if anchor is None:
         return RequestPlan("chained", "", None, tuple(sent))
-    return RequestPlan("chained", anchor.record.scope, anchor.record, tuple(sent))
+    source = (*covered, *sent)
+    # The model sees nothing of what a compaction replaces.
+    compactions = (index for index, block in enumerate(source) if is_compaction(block))
+    first = max(compactions, default=0)
+    return RequestPlan(
+        "chained",
+        anchor.record.scope,
+        anchor.record,
+        source,
+        start=len(covered),
+        total_blocks=len(source) - first,
+    )

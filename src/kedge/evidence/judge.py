@@ -312,10 +312,11 @@ class MemoryCheck(msgspec.Struct):
         """Return what the server's token count shows, as far as it is believed."""
         base = anchor.counted
         verdict = tokens.judge_usage(usage, base, sent)
-        if self.is_always and base and sent and base.settings != sent.settings:
+        if base and sent and base.settings != sent.settings:
             # The counts cannot be compared, but texts have a minimum of tokens with any settings.
-            return "lost" if tokens.lacks_context(usage, plan) else ""
-        if verdict in ("lost", "partial") and sent and not sent.tokens:
+            if tokens.lacks_context(usage, plan):
+                verdict = "partial" if verdict == "remembered" else "lost"
+        elif verdict in ("lost", "partial") and sent and not sent.tokens:
             # The bounds were crude, which is not enough for an accusation.
             verdict = tokens.judge_usage(usage, base, self._measure(exactly=True))
         is_hosted = self.evidence.proof == "table" and not self.is_always

@@ -15,7 +15,7 @@ context may be only a few tokens too low.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 from typing import Any, Literal, NamedTuple, cast
@@ -46,6 +46,7 @@ UNBOUNDED = 1 << 62
 _FRAME_TOKENS = 4
 _END_OF_THINKING = "</think>"
 _CRUDE_TOKEN_CHARS = 12
+_ORDINARY_TOKEN_BYTES = 3
 _TEXT_ONLY = frozenset({TextPart})
 _MAX_CHAR_BYTES = 4
 
@@ -148,6 +149,13 @@ def identify_settings(body: Mapping[str, Any]) -> int | None:
 
 def measure_blocks(blocks: Iterable[Block], settings: int = 0, *, crude: bool) -> SentTokens:
     """Count the tokens of blocks; see ``measure_request``."""
+    return _measure_with(_count_crudely if crude else _count_text, blocks, settings)
+
+
+def _measure_with(
+    count: Callable[[str], tuple[int, int, int]], blocks: Iterable[Block], settings: int = 0
+) -> SentTokens:
+    """Return the sums of what a function counts for each text of blocks, in the order of ``SentTokens``."""
     texts: list[str] = []
     is_unbounded = has_reasoning = False
     for block in blocks:
@@ -165,7 +173,6 @@ def measure_blocks(blocks: Iterable[Block], settings: int = 0, *, crude: bool) -
                 texts.append(f"{block.name} {block.arguments}")
             case _:  # reasoning, hosted calls, compactions
                 has_reasoning = True
-    count = _count_crudely if crude else _count_text
     counts = list(map(count, texts))
     size = sum(size for _, _, size in counts)
     if is_unbounded or has_reasoning:
@@ -185,6 +192,12 @@ def _count_crudely(text: str) -> tuple[int, int, int]:
     # Lines of one character have fewer tokens, so a count that is too low for these bounds is judged by exact ones.
     size = len("".join(text.split()))
     return size // _CRUDE_TOKEN_CHARS, 0, len(text) * _MAX_CHAR_BYTES
+
+
+def _count_by_size(text: str) -> tuple[int, int, int]:
+    """Return about as many tokens as an ordinary text of this size has, in the order of ``SentTokens``."""
+    size = len("".join(text.split()).encode("utf-8", "surrogatepass"))
+    return size // _ORDINARY_TOKEN_BYTES, 0, UNBOUNDED
 
 
 def _count_text(text: str) -> tuple[int, int, int]:
@@ -292,13 +305,13 @@ def judge_usage(usage: Usage | None, base: TokenCounts | None, sent: SentTokens 
 def lacks_context(usage: Usage | None, plan: RequestPlan) -> bool:
     """Return whether the server counted fewer tokens than the texts of the context have with any tokenizer.
 
-    This needs no earlier count, which may have been of other instructions. Of a chained client only the delta is known.
+    This needs no earlier count, which may have been of other instructions.
     """
     if usage is None or usage.input_tokens <= 0:
         return False
     context = plan.source[len(plan.source) - plan.total_blocks :]
-    # Crude bounds first: usually they show that nothing is missing, and cost much less.
-    counts = (measure_blocks(context, crude=is_crude) for is_crude in (True, False))
+    # Sizes first: usually the server counted as many tokens as such texts have, and sizes cost much less.
+    counts = (_measure_with(count, context) for count in (_count_by_size, _count_text))
     return all(_lacks_text(usage, count._replace(share=UNKNOWN_SHARE)) for count in counts)
 
 
