@@ -315,15 +315,15 @@ def test_the_delay_after_a_loss_doubles_up_to_an_hour() -> None:
     for _ in range(8):
         evidence.record_loss(now)
         delays.append(evidence.retry_at - now)
-        assert evidence.open_doubt(now) == "forgot"
+        assert evidence.find_doubt(now) == "forgot"
         now = evidence.retry_at
-        assert evidence.open_doubt(now) == ""
+        assert evidence.find_doubt(now) == ""
     assert delays == [BASE_COOLDOWN * 2**n for n in range(6)] + [MAX_COOLDOWN] * 2
     evidence.record_remembered(1)
     evidence.record_loss(now)
     assert evidence.retry_at - now == BASE_COOLDOWN
     evidence.doubt = "unsupported"
-    assert evidence.open_doubt(10 * MAX_COOLDOWN) == "unsupported"
+    assert evidence.find_doubt(10 * MAX_COOLDOWN) == "unsupported"
 
 
 def test_evidence_does_not_change_with_every_response() -> None:
@@ -375,16 +375,16 @@ def test_repeated_errors_of_chained_requests_are_a_doubt_until_one_is_answered()
     """A later error prolongs no doubt, and a chained answer ends it; other doubts remain."""
     evidence = ServerEvidence(proof="count")
     evidence.record_error(0.0)
-    assert evidence.open_doubt(0.0) == ""
+    assert evidence.find_doubt(0.0) == ""
     evidence.record_error(0.0)
     evidence.record_error(1.0)
-    assert (evidence.open_doubt(1.0), evidence.retry_at) == ("fails", BASE_COOLDOWN)
+    assert (evidence.find_doubt(1.0), evidence.retry_at) == ("fails", BASE_COOLDOWN)
     evidence.record_chained()
-    assert (evidence.open_doubt(1.0), evidence.errors, evidence.proof) == ("", 0, "count")
+    assert (evidence.find_doubt(1.0), evidence.errors, evidence.proof) == ("", 0, "count")
     evidence.record_loss(0.0)
     evidence.record_chained()
     evidence.identify(KNOWN, "identity")
-    assert (evidence.open_doubt(1.0), evidence.proof) == ("forgot", "")
+    assert (evidence.find_doubt(1.0), evidence.proof) == ("forgot", "")
 
 
 def test_the_lowest_overhead_is_retained_for_each_setting() -> None:
@@ -513,13 +513,13 @@ def test_a_missing_response_of_a_proven_server_concerns_its_own_conversation() -
     """Only if responses of two conversations are missing, in spite of new ones, nothing is chained."""
     evidence = ServerEvidence(proof="count")
     evidence.record_missing(10.0, created_at=5.0, conversation="a")
-    assert evidence.open_doubt(11.0, "a") == ""
+    assert evidence.find_doubt(11.0, "a") == ""
     evidence.record_missing(20.0, created_at=15.0, conversation="a")
-    assert evidence.open_doubt(21.0, "a") == "never_stores"
-    assert evidence.open_doubt(21.0, "b") == ""
+    assert evidence.find_doubt(21.0, "a") == "never_stores"
+    assert evidence.find_doubt(21.0, "b") == ""
     assert evidence.proof
     evidence.record_missing(22.0, created_at=21.0, conversation="b")
-    assert evidence.open_doubt(23.0, "c") == "never_stores"
+    assert evidence.find_doubt(23.0, "c") == "never_stores"
     assert not evidence.proof
 
 
@@ -528,14 +528,14 @@ def test_responses_that_were_lost_together_count_once() -> None:
     evidence = ServerEvidence(proof="count")
     for conversation in "abc":
         evidence.record_missing(10.0, created_at=5.0, conversation=conversation)
-    assert [evidence.open_doubt(11.0, each) for each in "abcd"] == [""] * 4
+    assert [evidence.find_doubt(11.0, each) for each in "abcd"] == [""] * 4
 
 
 def test_an_unproven_server_without_a_response_is_not_tried_in_any_conversation() -> None:
     """A server that never showed that it remembers is treated as not storing after one rejection."""
     evidence = ServerEvidence()
     evidence.record_missing(10.0, created_at=5.0, conversation="a")
-    assert evidence.open_doubt(11.0, "b") == "never_stores"
+    assert evidence.find_doubt(11.0, "b") == "never_stores"
 
 
 def test_counts_outweigh_a_probe() -> None:
@@ -553,7 +553,7 @@ def test_a_failed_probe_is_no_loss() -> None:
     evidence = ServerEvidence()
     for agrees in (None, False):
         evidence.record_probe(agrees=agrees, now=0.0)
-        assert evidence.open_doubt(0.0) == ""
+        assert evidence.find_doubt(0.0) == ""
     assert evidence.next_probe_at == 2 * BASE_COOLDOWN
 
 

@@ -127,18 +127,18 @@ def test_failed_logins_are_limited_per_address() -> None:
     now = 100.0
     throttle = LoginThrottle(lambda: now)
     for _ in range(2 * MAX_LOGIN_FAILURES):  # attempts that succeed do not count
-        assert throttle.begin("a") == 0
+        assert throttle.count_attempt("a") == 0
         throttle.forget("a")
     for _ in range(MAX_LOGIN_FAILURES):
-        assert throttle.begin("a") == 0
-    assert (throttle.begin("a"), throttle.begin("b")) == (60, 0)
+        assert throttle.count_attempt("a") == 0
+    assert (throttle.count_attempt("a"), throttle.count_attempt("b")) == (60, 0)
     now = 159.0
-    assert throttle.begin("a") == 1
+    assert throttle.count_attempt("a") == 1
     now = 161.0
-    assert throttle.begin("a") == 0
+    assert throttle.count_attempt("a") == 0
     for number in range(MAX_ALL_LOGIN_FAILURES - 1):
-        assert throttle.begin(str(number)) == 0
-    assert throttle.begin("another") == 60
+        assert throttle.count_attempt(str(number)) == 0
+    assert throttle.count_attempt("another") == 60
 
 
 @dataclass(frozen=True, slots=True)

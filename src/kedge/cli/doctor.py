@@ -328,7 +328,7 @@ def _describe_evidence(evidence: "ServerEvidence") -> str:
     """Return in one sentence whether a server is chained on, and why."""
     from kedge.planning.explain import MODE_REASONS
 
-    doubt = evidence.open_doubt(time.time())
+    doubt = evidence.find_doubt(time.time())
     if doubt:
         return f"not chained on, because {MODE_REASONS[doubt]}"
     text = UNPROVEN

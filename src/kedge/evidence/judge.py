@@ -131,7 +131,7 @@ class MemoryCheck(msgspec.Struct):
     @property
     def doubt(self) -> Doubt:
         """The reason why the server must not be chained on now; empty if it may be."""
-        doubt = self.evidence.open_doubt(self.registry.clock(), self.conversation)
+        doubt = self.evidence.find_doubt(self.registry.clock(), self.conversation)
         if self.is_always and doubt not in DOUBTS_OF_CHAINING:
             return ""
         return doubt

@@ -204,7 +204,7 @@ class ServerEvidence(Evidence):
             adds_cached=self.proof not in ("table", "identity"),
         )
 
-    def open_doubt(self, now: float, conversation: str = "") -> Doubt:
+    def find_doubt(self, now: float, conversation: str = "") -> Doubt:
         """Return why the server must not be chained on now; empty if it may be tried.
 
         Args:
@@ -346,7 +346,7 @@ class ServerEvidence(Evidence):
         error in a row full requests are sent for a while; what proves that the server remembers stays valid.
         """
         self.errors += 1
-        if self.errors < MAX_ERRORS or self.open_doubt(now):
+        if self.errors < MAX_ERRORS or self.find_doubt(now):
             return
         self.doubt = "fails"
         self.retry_at = now + _delay(self.errors - MAX_ERRORS)

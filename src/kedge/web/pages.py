@@ -213,7 +213,7 @@ async def submit_login(request: Request) -> Response:
     form = parse_qs((await read_body(request, MAX_FORM_BYTES)).decode("utf-8", "replace"))
     throttle: security.LoginThrottle = request.app.state.login_throttle
     address = request.client.host if request.client else ""
-    wait = throttle.begin(address)
+    wait = throttle.count_attempt(address)
     if wait:
         problem = f"Too many failed attempts. Try again in {wait} seconds."
         answer = await render_page(

@@ -182,7 +182,7 @@ class LoginThrottle:
         self._clock = clock
         self._attempts: list[tuple[str, float]] = []
 
-    def begin(self, address: str) -> int:
+    def count_attempt(self, address: str) -> int:
         """Count an attempt and return 0, or return the seconds for which the address must wait."""
         now = self._clock()
         since = now - LOGIN_WINDOW_SECONDS

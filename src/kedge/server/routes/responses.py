@@ -88,13 +88,13 @@ async def _prepare_draft(
 async def _start_run(
     request: Request, draft: ResponseDraft, unstored: "LaneMemory | None"
 ) -> tuple[ResponseRun, EventLog | None]:
-    """Reserve the tokens of a response and open its run; see `_open_run`."""
+    """Reserve the tokens of a response and create its run; see `_create_run`."""
     service = http.get_service(request)
     max_tokens = 0 if draft.skip_model else draft.prompt.max_tokens
     reservation = await service.reserve_tokens(draft.usage.input, max_tokens)
     try:
-        open_run = partial(_open_run, request, draft, unstored)
-        run, log = await service.run(open_run, is_long=draft.is_large)
+        create_run = partial(_create_run, request, draft, unstored)
+        run, log = await service.run(create_run, is_long=draft.is_large)
     except BaseException:
         await service.access.settle(reservation, 0)
         raise
@@ -102,7 +102,7 @@ async def _start_run(
     return run, log
 
 
-def _open_run(
+def _create_run(
     request: Request, draft: ResponseDraft, unstored: "LaneMemory | None"
 ) -> tuple[ResponseRun, EventLog | None]:
     """Return the run of a response, with the events so far if it is generated in the background."""
