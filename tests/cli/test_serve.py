@@ -71,7 +71,9 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
 
     def run(*options: str) -> Settings:
         started: list[Settings] = []
-        monkeypatch.setattr(serve, "run", lambda settings, *_, **__: started.append(settings))
+        monkeypatch.setattr(
+            serve, "serve_until_stopped", lambda settings, *_, **__: started.append(settings)
+        )
         result = CliRunner().invoke(command, ["--store", ":memory:", "--port", "0", *options])
         assert result.exit_code == 0, result.output
         assert not Path(":memory:").exists()

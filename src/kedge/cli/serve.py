@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from kedge.server.settings import Settings
     from kedge.web.app import PageSettings
 
-DAY = 86_400
-MEGABYTE = 1_000_000
+SECONDS_PER_DAY = 86_400
+BYTES_PER_MEGABYTE = 1_000_000
 
 
 FAULT_HELP = "Inject a fault on loopback, such as cut_after_events=3 (docs/practice-model.md)."
@@ -74,7 +74,7 @@ def command(
     page_settings: PageSettings | None = None
     if page:
         page_settings = _make_page_settings(keep_bodies, requires_token)
-    run(settings, host, port, page_settings, requires_token=requires_token)
+    serve_until_stopped(settings, host, port, page_settings, requires_token=requires_token)
 
 
 def _make_page_settings(keep_bodies: bool, requires_token: bool) -> "PageSettings":
@@ -92,6 +92,7 @@ def _build_settings(
     unknown_parameters: "Literal['ignore', 'reject', '']",
     **options: Any,
 ) -> "Settings":
+    """Return the settings of a server; the remaining options are settings of the same name."""
     from kedge.server.faults import Faults
     from kedge.server.settings import Limits, Settings
 
@@ -110,9 +111,9 @@ def _build_settings(
     return Settings(
         db=options.pop("db") or str(data_dir() / "server.db"),
         token=token or None,
-        retention=options.pop("retention_days") * DAY,
+        retention=options.pop("retention_days") * SECONDS_PER_DAY,
         **model_settings,
-        limits=Limits(body_bytes=int(options.pop("max_body_mb") * MEGABYTE)),
+        limits=Limits(body_bytes=int(options.pop("max_body_mb") * BYTES_PER_MEGABYTE)),
         faults=Faults(faults) if faults else None,
         unknown_parameters=unknown_parameters or None,
         **options,
@@ -125,7 +126,7 @@ def has_named_tokens() -> bool:
 
 
 def load_model_settings(model: str, models: str, pace: float) -> dict[str, Any]:
-    """Open the model of ``--model``, or the models of the ``--models`` file."""
+    """Return the settings of a server for the model of ``--model``, or for the models of the ``--models`` file."""
     from kedge.providers import load_models, open_model
 
     if not models:
@@ -135,7 +136,7 @@ def load_model_settings(model: str, models: str, pace: float) -> dict[str, Any]:
     return {"model": file.models[first], "models": file.models, "default": file.default}
 
 
-def run(
+def serve_until_stopped(
     settings: "Settings",
     host: str,
     port: int,
@@ -143,7 +144,7 @@ def run(
     *,
     requires_token: bool,
 ) -> None:
-    """Serve until a signal arrives, with a page unless its settings are None.
+    """Serve until a signal arrives, with a page unless ``page`` is None.
 
     Named tokens are required from the start if the store has any, otherwise as soon as there is one.
     """
@@ -162,7 +163,7 @@ def run(
 
 
 def _announce_server(settings: "Settings", url: str, page: "PageSettings | None") -> None:
-    """Print where the server listens, and prepare its first requests."""
+    """Say where the server listens, and prepare its first requests."""
     from kedge.usage.tokens import count_text
 
     # The vocabulary is slow to load: load it before the first request.
@@ -170,12 +171,13 @@ def _announce_server(settings: "Settings", url: str, page: "PageSettings | None"
     measure("responses_chained_mode_enabled", int(is_chaining_enabled()))
     db = mask_url(settings.db)
     addresses = {"url": url, "base_url": f"{url}/v1", "db": db}
-    line = f"Serving {url}/v1, storing responses in {db}"
+    text = f"Serving {url}/v1, storing responses in {db}"
     if page is not None:
         addresses["page"] = f"{url}/"
         addresses["store"] = mask_url(page.store)
-        line += f"\nThe page is at {url}/"
-    _announce(addresses, line)
+        text += f"\nThe page is at {url}/"
+    _announce(addresses, text)
+    _prepare_interpreter()
 
 
 async def _open_api_server(
@@ -210,7 +212,7 @@ async def _open_page_server(
 
 
 async def _open_tokens(stack: AsyncExitStack, *, required: bool) -> TokenRegistry | None:
-    """Open the named tokens of a store; None if there is none, and none can be created."""
+    """Open the named tokens of the store; None if there is no store, and none can be created."""
     try:
         store = await open_store(find_store_url(create=True))
     except (OSError, StoreError):
@@ -247,15 +249,20 @@ SWITCH_SECONDS = 0.001
 """The time that a thread with a computation keeps the interpreter while the loop of a server waits for it."""
 
 
-def _announce(addresses: dict[str, str], line: str) -> None:
-    """Print where a server listens, and prepare the interpreter of its process for short waits of the loop.
-
-    The objects that were created at its start are excluded from garbage collection.
-    """
+def _announce(addresses: dict[str, str], text: str) -> None:
+    """Print where a server listens: the addresses with ``--json``, else the text."""
     if is_json():
-        line = json.dumps(addresses)
-    echo(line)
+        text = json.dumps(addresses)
+    echo(text)
     sys.stdout.flush()
+
+
+def _prepare_interpreter() -> None:
+    """Keep the waits of a server's loop short.
+
+    Garbage collection does not visit the objects that were created at the start, and threads with computations
+    release the interpreter sooner.
+    """
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -268,8 +275,8 @@ async def run_uvicorn(app: Any, listener: socket.socket, **options: Any) -> None
 
 PROXY_SHUTDOWN_SECONDS = 10
 """Seconds for which the responses of a proxy may finish when it stops, as the responses of a server."""
-WAIT_SECONDS = 2.0
-"""Seconds for which a request waits for a lock or a connection of the store."""
+PROXY_STORE_WAIT_SECONDS = 2.0
+"""Seconds for which a request to a proxy waits for a lock or a connection of the store."""
 
 
 @kedge_command("proxy", log_level="info")
@@ -309,10 +316,11 @@ def proxy_command(
         base_url = f"{bound_url(listener)}/v1"
         addresses = {"base_url": base_url, "upstream": mask_url(upstream)}
         _announce(addresses, f"Forwarding {base_url} to {mask_url(upstream)}")
+        _prepare_interpreter()
         serving = run_uvicorn(
             app,
             listener,
-            descriptors_each=2,  # one for the upstream
+            descriptors_each=2,  # of each connection: one is for the upstream
             ws_max_size=MAX_BODY_BYTES,
             date_header=False,  # the header of the upstream server is forwarded
             timeout_graceful_shutdown=PROXY_SHUTDOWN_SECONDS,
@@ -338,7 +346,7 @@ def _open_proxy_store(address: str, *, keep_bodies: bool) -> Store | None:
     if not address:
         data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     url = store_url(address or str(data_dir() / "proxy.db"))
-    return Store(open_current_database(url, WAIT_SECONDS), keep_bodies=keep_bodies)
+    return Store(open_current_database(url, PROXY_STORE_WAIT_SECONDS), keep_bodies=keep_bodies)
 
 
 @kedge_command("mcp", log_level="warning")
@@ -383,6 +391,7 @@ def mcp_command(
             with listen(host, port) as listener:
                 url = f"{bound_url(listener)}/mcp"
                 _announce({"url": url}, f"Serving {url}")
+                _prepare_interpreter()
                 await run_uvicorn(app, listener, lifespan="on", timeout_graceful_shutdown=2)
 
     asyncio.run(serve())

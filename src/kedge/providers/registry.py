@@ -73,28 +73,31 @@ def _build_anthropic_engine(
 
 
 class HostedProvider(Struct, frozen=True):
-    """A hosted API."""
+    """A hosted API, and a function that returns engines for its models."""
 
     name: str
     key_variable: str
     """The environment variable with the API key."""
     example: str
+    """A model, for errors and advice."""
     base_url: str = ""
+    """The address; empty if each customer has another one."""
     url_variable: str = ""
     """The environment variable with the address, if the address can differ."""
     path: str = ""
     """The path that is appended to the address of the environment variable."""
-    generic: str = "responses"
+    generic_provider: str = "responses"
     """The provider of other servers with the same API, if there is one."""
-    kind: str = "ResponsesEngine"
+    engine_class: str = "ResponsesEngine"
+    """The name of the class of its engines, whose module takes time to import."""
     build: Callable[..., Engine] = _build_responses_engine
-    settings: tuple[tuple[str, Any], ...] = (("lanes", 16), ("prompt_cache", True))
+    default_settings: tuple[tuple[str, Any], ...] = (("lanes", 16), ("prompt_cache", True))
     """The settings of its engines, unless others are given."""
 
     def __call__(self, model: str, /, **settings: Any) -> Engine:
         """Return an engine for a model of this provider."""
         self._check_model(model)
-        check_names(getattr(engines, self.kind), model, settings)
+        check_names(getattr(engines, self.engine_class), model, settings)
         api_key = settings.pop("api_key", None) or read_variable(self.key_variable)
         base_url = settings.pop("base_url", None)
         if not api_key:
@@ -102,7 +105,9 @@ class HostedProvider(Struct, frozen=True):
                 f"no key for {self.name}:{model}: set {self.key_variable} in the environment, or pass api_key="
             )
         address = base_url or self._resolve_url()
-        return self.build(self.name, model, address, api_key, **{**dict(self.settings), **settings})
+        for name, default in self.default_settings:
+            settings.setdefault(name, default)
+        return self.build(self.name, model, address, api_key, **settings)
 
     def _check_model(self, model: str) -> None:
         """Reject a model string without a model, or with an address: the hosted service would receive the requests."""
@@ -115,14 +120,14 @@ class HostedProvider(Struct, frozen=True):
                 f"a model string of {self.name} has no address; pass it as base_url=, with a model such as "
                 f"{self.name}:{self.example}"
             )
-            if self.generic:
-                message += f", or write {self.generic}:<url>#<model>"
+            if self.generic_provider:
+                message += f", or write {self.generic_provider}:<url>#<model>"
             raise CannotConnect(message)
 
     def _resolve_url(self) -> str:
         if self.url_variable:
             address = read_variable(self.url_variable)
-            if address:
+            if address:  # with the path or without it
                 return address.rstrip("/").removesuffix(self.path) + self.path
         if not self.base_url:
             raise CannotConnect(
@@ -208,7 +213,9 @@ def connect_practice(rest: str, /, **settings: Any) -> Engine:
     if rest not in ("", "practice"):
         raise CannotConnect(f"there is only one practice model, which has no name; remove {rest!r}")
     check_names(engines.ResponsesEngine, "practice", settings, _KEY_ONLY)
-    settings.pop("api_key", None)  # a program that passes one can switch to this model
+    settings.pop(
+        "api_key", None
+    )  # is ignored, so that a program that passes one can switch to this model
     from kedge.providers.practice_memory import get_embedded_server
 
     server = get_embedded_server()
@@ -219,12 +226,14 @@ def connect_practice(rest: str, /, **settings: Any) -> Engine:
     return _build_responses_engine("practice", "practice", server.base_url, None, **settings)
 
 
-def _parse_address(kind: str, rest: str, settings: dict[str, Any]) -> tuple[str, str, str | None]:
+def _parse_address(
+    provider: str, rest: str, settings: dict[str, Any]
+) -> tuple[str, str, str | None]:
     """Return the address and the model of ``<url>#model``, and the key, which is removed from the settings."""
     base_url, _, model = rest.rpartition("#")
     if not base_url or not model or "://" not in base_url:
         raise CannotConnect(
-            f"an address and a model are needed: {kind}:http://127.0.0.1:8484/v1#model"
+            f"an address and a model are needed: {provider}:http://127.0.0.1:8484/v1#model"
         )
     return base_url, model, settings.pop("api_key", None) or read_variable("KEDGE_API_KEY")
 
@@ -242,7 +251,7 @@ _HOSTED_PROVIDERS = (
         key_variable="XAI_API_KEY",
         example="grok-4",
         base_url="https://api.x.ai/v1",
-        settings=(("lanes", 1), ("prompt_cache", True)),
+        default_settings=(("lanes", 1), ("prompt_cache", True)),
     ),
     HostedProvider(
         "azure",
@@ -255,12 +264,12 @@ _HOSTED_PROVIDERS = (
         "anthropic",
         key_variable="ANTHROPIC_API_KEY",
         example="claude-opus-4-8",
-        kind="AnthropicEngine",
+        engine_class="AnthropicEngine",
         build=_build_anthropic_engine,
-        settings=(),
+        default_settings=(),
         base_url="https://api.anthropic.com",
         url_variable="ANTHROPIC_BASE_URL",
-        generic="",
+        generic_provider="",
     ),
 )
 PROVIDERS: dict[str, Callable[..., Engine]] = {
@@ -274,8 +283,11 @@ PROVIDERS: dict[str, Callable[..., Engine]] = {
 
 def list_configured_models() -> list[str]:
     """Return an example of a model string for each hosted provider whose key is in the environment."""
-    configured = [each for each in _HOSTED_PROVIDERS if read_variable(each.key_variable)]
-    return [f"{each.name}:{each.example}" for each in configured]
+    return [
+        f"{provider.name}:{provider.example}"
+        for provider in _HOSTED_PROVIDERS
+        if read_variable(provider.key_variable)
+    ]
 
 
 ADDRESS_PROVIDERS = frozenset({"responses", "chat"})

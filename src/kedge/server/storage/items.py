@@ -1,8 +1,8 @@
 """Nodes: the items that each request added, stored once and read back as contexts.
 
-The context of a node is its parent's context plus its own items: one recursive query, or none if the
-context is cached. A node with a compaction is a *barrier*: the contexts of its children start at the
-newest compaction item.
+The context of a node is its parent's context plus its own items, which one recursive query reads; a cached context
+needs none. A node with a compaction is a *barrier*: its context, and those of its children, start at the newest
+compaction item.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ class NodeRepository:
     Args:
         database: The database.
         cache: The cached contexts, of all namespaces.
-        expand: Returns items as a model sees them.
+        expand: Returns items as a model sees them: the items that were compacted in place of a compaction.
         keys: The keys of the database's nodes.
         namespace: The namespace; empty for the administrator.
     """
@@ -73,7 +73,7 @@ class NodeRepository:
         return self.keys.new(self._database.next_number())
 
     def add(self, key: str, parent: int | None, conversation: str, items: Sequence[Item]) -> int:
-        """Add items to a conversation."""
+        """Add a node with items, as its input, to a conversation, and return its number."""
         node = self.keys.parse_node(key)
         is_barrier = has_compaction(items)
         model_items = items
@@ -111,7 +111,11 @@ class NodeRepository:
         return self.load_context(parent).list_items() + decode(input_json)
 
     def read_items(self, item_id: str) -> tuple[bytes, bytes]:
-        """Return the input and output of the node of an item; none if its items are only retained for its children."""
+        """Return the encoded input and output of the node of an item.
+
+        Both are empty lists if there is no such node, or if it is only retained as a parent: its response was deleted
+        or has expired, and it is in no conversation.
+        """
         parsed = self.keys.parse_id(ITEM_ID, item_id)
         if parsed is None:
             return NO_ITEMS, NO_ITEMS
@@ -158,9 +162,12 @@ class NodeRepository:
         self._database.checkpoint()
 
     def _read_context(self, node: int) -> Context:
+        # In most cases the context of the parent is cached, so the node itself is enough.
         rows = self._execute(_SELECT_NODE, (node,)).fetchall()
         parent = rows[0][1]
-        context = EMPTY_CONTEXT if parent is None else self.cache.get(parent)
+        context: Context | None = EMPTY_CONTEXT
+        if parent is not None:
+            context = self.cache.get(parent)
         if context is None:
             rows = self._execute(_SELECT_CONTEXT, (node,)).fetchall()
             context = EMPTY_CONTEXT
@@ -170,20 +177,23 @@ class NodeRepository:
 
     def _extend(
         self,
-        above: Context,
+        parent_context: Context,
         node: int,
         parent: int | None,
-        barrier: int,
+        is_barrier: int,
         tokens: int,
-        *content: bytes,
+        input_json: bytes,
+        output_json: bytes,
     ) -> Context:
-        items: list[Any] = [item for part in content for item in decode(part)]
+        """Return the context of a node, whose columns are the other arguments, and cache it."""
+        items: list[Any] = decode(input_json) + decode(output_json)
         model_items: Sequence[Item] = items
-        if barrier:
-            above = EMPTY_CONTEXT
+        if is_barrier:
+            parent_context = EMPTY_CONTEXT
             items = slice_from_compaction(items)
             model_items = self._expand(items)
-        context = extend_context(above, items, model_items, tokens, sum(map(len, content)))
+        byte_count = len(input_json) + len(output_json)
+        context = extend_context(parent_context, items, model_items, tokens, byte_count)
         self.cache.put(node, parent, context)
         return context
 
@@ -212,10 +222,11 @@ class StoredItems:
         match = ITEM_ID.fullmatch(item_id)
         if match is None:
             return _NodeItems(NO_ITEMS, NO_ITEMS)
-        node = self._by_node.get(match[1])
+        node_key = match[1]
+        node = self._by_node.get(node_key)
         if node is None:
             node = _NodeItems(*self._nodes.read_items(item_id))
-            self._by_node[match[1]] = node
+            self._by_node[node_key] = node
         return node
 
 
@@ -237,9 +248,9 @@ class _NodeItems:
     @cached_property
     def reasoning(self) -> Mapping[str, str]:
         """The ids of the reasoning items directly before other items of the output."""
-        following = pairwise(self.output.values())
+        neighbors = pairwise(self.output.values())
         return {
-            item["id"]: before["id"] for before, item in following if before["type"] == "reasoning"
+            item["id"]: before["id"] for before, item in neighbors if before["type"] == "reasoning"
         }
 
 
