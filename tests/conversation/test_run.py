@@ -13,8 +13,8 @@ from kedge import Conversation
 from kedge.conversation import run_writer
 from kedge.engines import Events, Request
 from kedge.engines.reply import answer_text
-from kedge.errors import ServerFailed, StoreBusy, StoreError, StoreUnreachable
-from kedge.events import TextDelta
+from kedge.errors import OutputError, ServerFailed, StoreBusy, StoreError, StoreUnreachable
+from kedge.events import ResponseStarted, TextDelta
 from kedge.events.run import AnswerFinished
 from kedge.middleware import BaseMiddleware
 from kedge.store import Node, Store
@@ -132,6 +132,66 @@ async def test_moved_head_is_retried(
     reply = await conversation.send("What is 2+3?")
     assert not failures
     assert (await store.conversation(conversation.id)).head == reply.node
+
+
+async def list_stored(
+    conversation: Conversation, kind: type[AnswerFinished | ResponseStarted], **options: Any
+) -> list[str]:
+    """Return the status of the newest stored response at each event of a kind, which must be about that response."""
+    statuses: list[str] = []
+    async with conversation.stream('Call weather with {"city": "Oslo"}', **options) as stream:
+        async for event in stream:
+            if not isinstance(event, kind):
+                continue
+            subject = event.outcome if isinstance(event, AnswerFinished) else event
+            row = (await conversation.store.responses())[-1]
+            assert row.provider_response_id == subject.response_id
+            statuses.append(row.status)
+    return statuses
+
+
+async def test_an_answer_is_stored_before_its_event(store: Store, connected: Connect) -> None:
+    """Whoever sees that an answer has ended finds it in the store: with calls, after them, in the background."""
+
+    def weather(city: str) -> str:
+        """Return the weather of a city."""
+        return f"sunny in {city}"
+
+    conversation = await Conversation.create(connected(), store=store, tools=[weather])
+    assert await list_stored(conversation, AnswerFinished) == ["completed", "completed"]
+    statuses = await list_stored(conversation, AnswerFinished, background=True, streaming=False)
+    assert statuses == ["running"]
+    assert await store.verify() == []
+
+
+async def test_a_response_in_the_background_is_stored_before_its_start_is_shown(
+    store: Store, connected: Connect
+) -> None:
+    """A process that ends after it has seen the start of the response leaves its id in the store."""
+    conversation = await Conversation.create(connected(), store=store)
+    statuses = await list_stored(conversation, ResponseStarted, background=True)
+    assert statuses == ["running"]
+    assert await store.verify() == []
+
+
+async def test_the_event_of_a_rejected_typed_answer_is_passed_on_when_it_is_stored(
+    store: Store, connected: Connect
+) -> None:
+    """An answer without the requested type is stored, and its event comes before the error."""
+    conversation = await Conversation.create(connected(), store=store)
+    question = "First invalid: What is 2 + 3?"
+    stored: list[bool] = []
+
+    async def read() -> None:
+        async with conversation.stream(question, output=int, output_retries=0) as stream:
+            async for event in stream:
+                if isinstance(event, AnswerFinished):
+                    rows = await store.responses()
+                    stored.append(rows[-1].provider_response_id == event.outcome.response_id)
+
+    with pytest.raises(OutputError):
+        await read()
+    assert stored == [True]
 
 
 async def test_key_of_a_stored_answer_gets_it_later(

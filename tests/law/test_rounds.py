@@ -11,6 +11,7 @@ import pytest
 from for_each import for_each
 from kedge.engines import request_engine
 from kedge.events import run as run_events
+from kedge.planning import SentRequest
 from law import rounds, shards
 from law.fuzz import KINDS
 from law.rounds import PROBLEMS, ROUNDS, run_round
@@ -67,8 +68,8 @@ def test_a_request_without_its_first_item_is_found(
 def test_a_false_size_is_found(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round counts what is said about a request and is not so."""
 
-    def lie(size: int, full: int) -> run_events.RequestSent:
-        return run_events.RequestSent(size + 1, full + 1)
+    def lie(size: int, full: int, request: SentRequest | None) -> run_events.RequestSent:
+        return run_events.RequestSent(size + 1, full + 1, request)
 
     false_events = SimpleNamespace(**{**vars(run_events), "RequestSent": lie})
     monkeypatch.setattr("kedge.engines.request_engine.run_events", false_events)

@@ -9,6 +9,7 @@ If tools were running, the node has no response, because no request was sent.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, cast
 
@@ -101,21 +102,19 @@ class ConversationRun:
             return
         task = await load_running(task)
         writer = RunWriter(task, self.engine, self.options, self.price)
+        held: list[Event] = []
         try:
-            async with writer.stream as stream:
-                async for event in stream:
-                    if isinstance(event, TurnFinished):
-                        reply = await run_to_end(writer.finish(self.on_finish))
-                        yield TurnFinished(reply.turn)
-                        yield reply
-                        return
-                    await writer.store_event(event)
+            async with aclosing(self._iter_stored(writer, held)) as stored_events:
+                async for event in stored_events:
                     yield event
         except StoreError:
             raise
         except OutputError as error:
             if error.turn is not None:
                 writer.update_pending_answer(error.turn)
+            await run_to_end(writer.save_answer())
+            for held_event in held:
+                yield held_event
             raise
         except EngineError as error:
             try:
@@ -132,6 +131,28 @@ class ConversationRun:
             if writer.pending_answer:
                 with anyio.CancelScope(shield=True):
                     await writer.save_answer()
+
+    async def _iter_stored(self, writer: RunWriter, held: list[Event]) -> ReplyEvents:
+        """Yield each event once what it adds to the run is stored; at the end, the reply.
+
+        Whoever has seen the event of an answer finds the answer in the store. The last answer is stored with the end of
+        the run, in one transaction, so its event waits for the next one in ``held``.
+        """
+        async with writer.stream as stream:
+            async for event in stream:
+                if isinstance(event, TurnFinished):
+                    reply = await run_to_end(writer.finish(self.on_finish))
+                    for held_event in held:
+                        yield held_event
+                    yield TurnFinished(reply.turn)
+                    yield reply
+                    return
+                await writer.store_event(event)
+                held.append(event)
+                if writer.pending_answer is None:
+                    for held_event in held:
+                        yield held_event
+                    held.clear()
 
 
 async def load_running(task: TurnTask) -> TurnTask:

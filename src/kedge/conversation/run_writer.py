@@ -144,7 +144,12 @@ class RunWriter:
                 # Its id is stored at once: the run may be interrupted, and the answer is paid for.
                 outcome = Outcome("running", response_id=event.response_id, model=event.model)
                 turn = self.stream.reached
-                self.pending_answer = PendingAnswer.of(turn, self.log.complete(outcome, turn))
+                record = self.log.complete(outcome, turn)
+                self.pending_answer = PendingAnswer.of(turn, record)
+                request = record.sent_request
+                # The next event of a stream may come much later; without a stream it follows at once, with more facts.
+                if request is not None and request.streaming:
+                    await run_to_end(self.save_answer())
             case TurnCompacted():
                 self._is_compacted = True
             case OutputAccepted():
