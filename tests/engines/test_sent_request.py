@@ -9,8 +9,12 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from engines.fake_server import (
+    TURN,
+    RecordingServer,
+    complete_response,
     connect_to,
     json_response,
+    message_item,
     open_engine,
     serve_handler,
     sse_response,
@@ -285,6 +289,22 @@ async def test_a_left_stream_stays_in_its_conversation_object(link: Link) -> Non
     turn = await link.send("What did I say first?", turn=answered, mode="conversation")
     assert link.bodies[-1]["conversation"] == object_id
     link.check_law(turn)
+
+
+async def test_a_stored_prompt_is_sent_to_no_conversation_object() -> None:
+    """The request, its record and its anchor agree: it is stateless, and nothing is created for it."""
+    server = RecordingServer(json_response(complete_response("resp_1", message_item("Hi."))))
+    async with (
+        connect_to(server.handle, mode="conversation") as engine,
+        engine.stream(TURN, prompt={"id": "pmpt_1"}, streaming=False) as stream,
+    ):
+        turn = await stream.finish()
+    [body] = server.bodies
+    assert server.paths == ["/v1/responses"]
+    assert "conversation" not in body
+    [record] = stream.reply.requests
+    assert (record.mode, record.stored) == ("stateless", False)
+    assert get_state(turn).conversation_id == ""
 
 
 async def test_the_record_of_a_running_response_has_its_request() -> None:
