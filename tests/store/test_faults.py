@@ -23,7 +23,7 @@ from kedge.errors import (
     StoreReadOnly,
     StoreReplaced,
 )
-from kedge.events import AnswerFinished
+from kedge.events import TextDelta
 from kedge.store import TokenRegistry, open_store
 from kedge.store.database.sqlite import SQLiteDatabase
 from kedge.store.database.transactions import Tx
@@ -361,7 +361,7 @@ async def test_an_answer_that_cannot_be_stored_is_in_the_error(
         async def send() -> None:
             async with conversation.stream("Hello") as stream:
                 async for event in stream:
-                    if isinstance(event, AnswerFinished):
+                    if isinstance(event, TextDelta):
                         remove_files(path)
 
         with pytest.raises(StoreReplaced) as exc_info:
