@@ -66,7 +66,8 @@ class RequestOptions(BodyParams, total=False):
             stack; calls of definitions are left to the caller.
         candidates: Further anchors that may be used, such as those of a store's index.
         streaming: Whether the answer is streamed.
-        resend_limit: Raise ``ResendTooLong`` instead of healing by a full send of more bytes, or blocks.
+        resend_limit: Raise ``ResendTooLong`` in place of a full send of more bytes, or blocks, of a conversation that
+            has an answer to continue: after a loss, an edit, expiry, or while the server is doubted.
         tap: Called with each request body, reply body and status.
         before_send: Awaited with each Turn before it is sent.
         output_retries: How often an answer that does not match ``output`` is requested again.

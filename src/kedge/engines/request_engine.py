@@ -441,6 +441,12 @@ class RequestEngine(Engine):
         """Return a session with the options of its first request, by the evidence in memory."""
         params, extra = request.resolve_params(self.params)
         mode = request.mode or planning.get_state(turn).mode or self.mode
+        if request.resend_limit is not None and (mode == "stateless" or not self.is_stateful):
+            raise errors.UnsupportedParameter(
+                "resend_limit",
+                "limit the history with a compactor",
+                "nothing is continued here, so every request is a full send",
+            )
         return Session(
             turn,
             request,

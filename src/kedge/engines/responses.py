@@ -332,10 +332,12 @@ class ResponsesEngine(RequestEngine):
         self._make_plan(session)
         if check.way != "direct":
             await self._probe(session)
+        self._check_resend(session)
 
         claim = await self._claim_object(session)
         if claim == "taken":
             self._make_plan(session)
+            self._check_resend(session)
         if self.audit_every and session.plan.anchor:
             await self._audit_regularly(session, session.plan.anchor)
 
@@ -652,7 +654,9 @@ class ResponsesEngine(RequestEngine):
         if session.running is not None:  # the next request has the options of this call
             self._find_running(session)
             self._choose_mode(session)
-        self._check_resend(session, failure.error)
+        if session.full:
+            self._make_plan(session)
+            self._check_resend(session, failure.error)
         return lost
 
     def _record_rejection(self, session: Session, reason: ResendReason) -> None:
@@ -666,21 +670,28 @@ class ResponsesEngine(RequestEngine):
             created_at = plan.anchor.created_at
         session.check.record_rejection(reason, created_at, now)
 
-    def _check_resend(self, session: Session, error: EngineError) -> None:
-        """Raise if healing would send more than the request allows."""
+    def _check_resend(self, session: Session, error: EngineError | None = None) -> None:
+        """Raise if the plan sends everything in place of a continuation, and that is more than the request allows.
+
+        Args:
+            session: The session, with its plan.
+            error: Why the last request of the session is healed; None if this is the first one.
+        """
         limit = session.request.resend_limit
-        if not session.full or limit is None:
+        plan = session.plan
+        if limit is None or plan.fallback is None or not limit.is_exceeded(plan):
             return
-        plan = self._make_plan(session)
-        if limit.is_exceeded(plan):
-            message = "the server no longer has the context, and a full send is about "
-            message += f"{plan.full_bytes} bytes in {plan.full_blocks} blocks"
-            problem = ResendTooLong(message, provider=self.name)
+        problem = ResendTooLong(
+            f"no earlier answer can be continued ({plan.fallback}), and a full send is about "
+            f"{plan.full_bytes} bytes in {plan.full_blocks} blocks",
+            provider=self.name,
+        )
+        problem.turn = session.turn
+        problem.plan = plan
+        if error is not None:
             problem.response_id = error.response_id
             problem.usage = error.usage
-            problem.turn = session.turn
-            problem.plan = plan
-            raise problem from error
+        raise problem from error
 
     def _build_plan(self, session: Session) -> RequestPlan:
         """Plan a request: on a proved anchor, if the server may be relied on."""

@@ -19,6 +19,7 @@ from kedge.compaction.base import check_component, check_engine
 from kedge.engines.base import Engine, Events, Middleware, unwrap
 from kedge.engines.options import ResendLimit, to_resend_limit
 from kedge.engines.request import Request
+from kedge.engines.request_engine import MODE_CHANGE_REASON
 from kedge.engines.stack import BaseMiddleware
 from kedge.errors import ResendTooLong
 from kedge.events.run import AnswerFinished, TurnFinished
@@ -61,6 +62,37 @@ def compact(
     return wrap
 
 
+def limit_resends(limit: int | ResendLimit) -> Middleware:
+    """Raise ``ResendTooLong`` in place of a full send of a longer conversation that could have been continued.
+
+    Args:
+        limit: Bytes, or a `ResendLimit` of bytes and blocks. A limit of one call takes precedence.
+
+    Returns:
+        A middleware for ``with_middleware``.
+    """
+    resend_limit = to_resend_limit(limit)
+
+    def wrap(inner: Engine) -> Engine:
+        return _LimitMiddleware(inner, resend_limit)
+
+    return wrap
+
+
+@dataclass(eq=False, repr=False)
+class _LimitMiddleware(BaseMiddleware):
+    name = "limit_resends"
+    resend_limit: ResendLimit | None
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """Yield the events of a request with the limit, unless it has one."""
+        limit = request.resend_limit or self.resend_limit
+        limited = structs.replace(request, resend_limit=limit)
+        async with aclosing(self.inner.events(turn, limited)) as events:
+            async for event in events:
+                yield event
+
+
 @dataclass(eq=False, repr=False)
 class _CompactMiddleware(BaseMiddleware):
     name = "compact"
@@ -83,13 +115,18 @@ class _CompactMiddleware(BaseMiddleware):
             counter=self.counter,
             filters=request.filters,
         )
-        if self._is_long_resend(turn, request):
-            turn, result = await shorten(turn, occasion="resend")
-            yield TurnCompacted(result, "resend")
+        limits = (request.resend_limit,)
+        if self.resend_limit is not None and request.resend_limit is None:
+            plan = self.plan(turn, **request.to_options())
+            if self._is_long_resend(turn, plan):
+                turn, result = await shorten(turn, occasion="resend")
+                yield TurnCompacted(result, "resend")
+            elif plan.reason != "stateless" and plan.mode_reason != MODE_CHANGE_REASON:
+                limits = (self.resend_limit, None)
         answered = False
         usage = None
-        for limit in (self.resend_limit, None):
-            limited = structs.replace(request, resend_limit=request.resend_limit or limit)
+        for limit in limits:
+            limited = structs.replace(request, resend_limit=limit)
             try:
                 async with aclosing(self.inner.events(turn, limited)) as events:
                     async for event in events:
@@ -112,7 +149,7 @@ class _CompactMiddleware(BaseMiddleware):
                 turn, result = await shorten(turn, occasion="resend")
                 yield TurnCompacted(result, "resend")
 
-    def _is_long_resend(self, turn: Turn, request: Request) -> bool:
+    def _is_long_resend(self, turn: Turn, plan: RequestPlan) -> bool:
         """Return whether everything would be sent, and is too long.
 
         Nothing is sent while the server generates the answer to this Turn, whatever its plan says. That answer is paid
@@ -120,7 +157,6 @@ class _CompactMiddleware(BaseMiddleware):
         """
         if self.resend_limit is None or find_running(turn):
             return False
-        plan = self.plan(turn, **request.to_options())
         return plan.is_full and self.resend_limit.is_exceeded(plan)
 
     def _params(self) -> Mapping[str, Any]:

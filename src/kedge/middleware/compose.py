@@ -10,7 +10,7 @@ from kedge.engines.stack import StackLayer, with_middleware
 from kedge.engines.tool_loop import ToolSelector, is_selector
 from kedge.engines.tool_loop import tools as tooling
 from kedge.errors import InvalidSetting, UnknownSetting
-from kedge.middleware.compact import compact
+from kedge.middleware.compact import compact, limit_resends
 from kedge.middleware.turn_edits import repair as repairing
 from kedge.middleware.turn_edits import system_prompt
 from kedge.tools import Approver, Toolbox, Toolset
@@ -84,14 +84,17 @@ def with_default_middleware(
     if system:
         stack.insert(0, system_prompt(system))
     compactor = settings.get("compactor")
+    resend_limit = settings.get("resend_limit")
     if compactor is not None:
         compaction = compact(
             compactor,
             engine=engine,
             counter=settings.get("counter", DEFAULT_COUNTER),
-            resend_limit=settings.get("resend_limit"),
+            resend_limit=resend_limit,
         )
         stack.insert(0, compaction)
+    elif resend_limit is not None:
+        stack.insert(0, limit_resends(resend_limit))
     # Without tools, an approver still decides about those that are passed with a single message.
     has_tools = not isinstance(toolbox, Toolbox) or toolbox.definitions() or toolbox.sources
     if has_tools or approve is not None:
