@@ -372,9 +372,9 @@ class LogCollector(logging.Handler):
 
 
 def is_failed(row: RequestRecord) -> bool:
-    """Return whether a question failed with this request."""
-    ended = ("completed", "lost", "running", "cancelled")
-    return row.status not in ended and not row.is_resent
+    """Return whether a question failed with this request; one that may still be answered has not."""
+    not_failed = ("completed", "lost", "running", "unknown", "cancelled")
+    return row.status not in not_failed and not row.is_resent
 
 
 def describe_row(row: RequestRecord) -> Facts:
